@@ -2,7 +2,7 @@
 
 
 class InputError(ValueError):
-    """Something that the user gave does not work: a file, a corpus, a run directory (exit status 1)."""
+    """What the user gave does not work: a file, a corpus, a run directory (exit status 1)."""
 
 
 class UsageError(InputError):
