@@ -1,0 +1,82 @@
+"""What every mixer shares: checks of the call, named activations, bias-free projections."""
+
+from collections.abc import Callable
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from jax_extractor.errors import UsageError, unknown_name
+from jax_extractor.shapes import Array, Bool, Float
+
+ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
+    "identity": lambda x: x,
+    "relu": jax.nn.relu,
+    "gelu": jax.nn.gelu,
+    "silu": jax.nn.silu,
+    "tanh": jnp.tanh,
+    "sigmoid": jax.nn.sigmoid,
+}
+
+
+def activation(name: str) -> Callable[[Array], Array]:
+    """The element-wise function of that name; an unknown name lists the known ones."""
+    if name not in ACTIVATIONS:
+        raise unknown_name("activation", name, ACTIVATIONS)
+    return ACTIVATIONS[name]
+
+
+def check_input(x: Array, valid: Array | None, name: str = "x") -> None:
+    """Raises UsageError unless x is (B, T, D), floating, and valid, where given, is (B, T) bool."""
+    if x.ndim != 3:
+        raise UsageError(f"{name} has shape {x.shape}: a mixer takes (batch, time, features)")
+    if not jnp.issubdtype(x.dtype, jnp.floating):
+        raise UsageError(f"{name} has dtype {x.dtype}: embed tokens first, a mixer takes floats")
+    if valid is None:
+        return
+    if valid.shape != x.shape[:2]:
+        raise UsageError(f"valid has shape {valid.shape}: {name} {x.shape} needs {x.shape[:2]}")
+    if valid.dtype != jnp.bool_:
+        raise UsageError(f"valid has dtype {valid.dtype}: pass booleans, True = real position")
+
+
+def check_divisible(features: int, num_heads: int) -> None:
+    """Raises UsageError unless the heads share the features evenly."""
+    if num_heads < 1:
+        raise UsageError(f"num_heads={num_heads}: choose at least 1")
+    if features % num_heads:
+        below = features // num_heads * num_heads
+        nearest = f"{below} or {below + num_heads}" if below else str(num_heads)
+        raise UsageError(
+            f"features={features} is not divisible by num_heads={num_heads}: choose {nearest}"
+        )
+
+
+def real_positions(valid: Bool[Array, "B T"]) -> Array:
+    """Position of each real vector among the real ones, (B, T) int32; padding gets 0."""
+    return jnp.maximum(jnp.cumsum(valid, axis=1, dtype=jnp.int32) - 1, 0)
+
+
+def rotary(x: Float[Array, "B T H K"], positions: Array, base: float = 10_000.0) -> Array:
+    """Rotates the pairs (x_k, x_{k+K/2}) of every head by the angle p·base^(−2k/K).
+
+    positions is (B, T) or (T,). Source: Su et al. 2021, RoFormer.
+    """
+    half = x.shape[-1] // 2
+    frequency = jnp.asarray(base, jnp.float32) ** (-jnp.arange(half, dtype=jnp.float32) / half)
+    angle = positions.astype(jnp.float32)[..., None, None] * frequency
+    cos, sin = jnp.cos(angle).astype(x.dtype), jnp.sin(angle).astype(x.dtype)
+    first, second = x[..., :half], x[..., half:]
+    return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
+
+
+def projection(features: int, name: str, dtype=None, param_dtype=jnp.float32) -> nn.Dense:
+    """y = x W with W (D, features), variance 1/D, no bias."""
+    return nn.Dense(
+        features,
+        use_bias=False,
+        kernel_init=nn.initializers.variance_scaling(1.0, "fan_in", "normal"),
+        dtype=dtype,
+        param_dtype=param_dtype,
+        name=name,
+    )

@@ -1,0 +1,146 @@
+"""The Transformer core: a stack of M layers, each of sublayer 1 (a mixer) and sublayer 2 (an FFN).
+
+    mixer-ffn:  x ← x + drop(mixer(norm(x)));  x ← x + drop(ffn(norm(x)))
+    ffn-mixer:  the two in the other order
+    mixer, ffn: one of them alone
+    parallel:   x ← x + drop(mixer(norm(x)) + ffn(norm(x))), one norm (Chowdhery et al. 2022, PaLM)
+
+norm is layer normalisation, left out where pre_norm is off.
+"""
+
+from collections.abc import Callable
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from jax_extractor.mixers import make_mixer
+from jax_extractor.mixers.common import activation
+from jax_extractor.models.config import POSITIONAL_MIXERS, ModelConfig
+from jax_extractor.shapes import Array, PyTree
+
+
+def mixer_from_config(config: ModelConfig, name: str | None = None) -> nn.Module:
+    """Sublayer 1 as the configuration describes it."""
+    options: dict = {
+        "num_heads": config.num_heads,
+        "max_length": config.max_length,
+        "dtype": jnp.dtype(config.dtype),
+    }
+    if config.mixer in POSITIONAL_MIXERS:
+        options |= vars(config.extractor)
+    else:
+        options["rotary"] = config.resolved_positions() == "rotary"
+    return make_mixer(config.mixer, name=name, **options)
+
+
+class FeedForward(nn.Module):
+    """Sublayer 2: ffn(x) = act(x W_1 + b_1) W_2 + b_2, the same map for every row vector."""
+
+    config: ModelConfig
+
+    @nn.compact
+    def __call__(self, x: Array) -> Array:
+        """Returns (B, T, D) for x (B, T, D)."""
+        dtype = jnp.dtype(self.config.dtype)
+        hidden = nn.Dense(self.config.ffn_features, dtype=dtype, name="expand")(x)
+        hidden = activation(self.config.ffn_activation)(hidden)
+        return nn.Dense(self.config.features, dtype=dtype, name="contract")(hidden)
+
+
+class Layer(nn.Module):
+    """One layer of the core, in the arrangement of the configuration."""
+
+    config: ModelConfig
+
+    def setup(self) -> None:
+        """Declares the sublayers that the arrangement has, and a norm for each way into them."""
+        arrangement = self.config.arrangement
+        if arrangement != "ffn":
+            self.mixer = mixer_from_config(self.config)
+        if arrangement != "mixer":
+            self.ffn = FeedForward(self.config)
+        if self.config.pre_norm:
+            dtype = jnp.dtype(self.config.dtype)
+            if arrangement not in ("ffn",):
+                self.mixer_norm = nn.LayerNorm(dtype=dtype)
+            if arrangement not in ("mixer", "parallel"):
+                self.ffn_norm = nn.LayerNorm(dtype=dtype)
+        self.drop = nn.Dropout(self.config.dropout)
+
+    def __call__(self, x: Array, valid: Array | None, deterministic: bool) -> Array:
+        """Returns (B, T, D) for x (B, T, D)."""
+        norm = self.config.pre_norm
+
+        def mix(x: Array) -> Array:
+            return self.mixer(self.mixer_norm(x) if norm else x, valid, deterministic)
+
+        def feed(x: Array) -> Array:
+            return self.ffn(self.ffn_norm(x) if norm else x)
+
+        def both(x: Array) -> Array:
+            x = self.mixer_norm(x) if norm else x
+            return self.mixer(x, valid, deterministic) + self.ffn(x)
+
+        sublayers: dict[str, tuple[Callable[[Array], Array], ...]] = {
+            "mixer-ffn": (mix, feed),
+            "ffn-mixer": (feed, mix),
+            "mixer": (mix,),
+            "ffn": (feed,),
+            "parallel": (both,),
+        }
+        for sublayer in sublayers[self.config.arrangement]:
+            x = x + self.drop(sublayer(x), deterministic=deterministic)
+        return x
+
+
+class Core(nn.Module):
+    """M layers: drives the input rows towards the output rows, which are the predictions.
+
+    Called as `(x, valid, deterministic)`; returns the output rows (B, T, D) and, with
+    return_rows=True, the rows before the first and after every layer as well, (M+1, B, T, D).
+    """
+
+    config: ModelConfig
+
+    @nn.compact
+    def __call__(
+        self,
+        x: Array,
+        valid: Array | None = None,
+        deterministic: bool = True,
+        return_rows: bool = False,
+    ) -> tuple[Array, Array | None]:
+        """Returns (output rows, all rows or None)."""
+
+        def apply_layer(layer: Layer, x: Array) -> Array:
+            return layer(x, valid, deterministic)
+
+        if self.config.remat:
+            apply_layer = nn.remat(apply_layer, prevent_cse=not self.config.scan_layers)
+
+        if self.config.scan_layers:
+
+            def body(layer: Layer, x: Array, _) -> tuple[Array, Array | None]:
+                y = apply_layer(layer, x)
+                return y, (y if return_rows else None)
+
+            scan = nn.scan(
+                body,
+                variable_axes={"params": 0},
+                split_rngs={"params": True, "dropout": True},
+                length=self.config.num_layers,
+            )
+            y, rows = scan(Layer(self.config, name="layers"), x, None)
+            return y, (jnp.concatenate([x[None], rows]) if return_rows else None)
+
+        all_rows = [x]
+        for index in range(self.config.num_layers):
+            all_rows.append(apply_layer(Layer(self.config, name=f"layers_{index}"), all_rows[-1]))
+        return all_rows[-1], (jnp.stack(all_rows) if return_rows else None)
+
+
+def stack_layers(core_params: PyTree) -> PyTree:
+    """Parameters of an unrolled core (layers_0, layers_1, …) as those of a scanned one (layers)."""
+    layers = [core_params[f"layers_{i}"] for i in range(len(core_params))]
+    return {"layers": jax.tree.map(lambda *leaves: jnp.stack(leaves), *layers)}

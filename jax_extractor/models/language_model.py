@@ -1,0 +1,87 @@
+"""A causal language model on the Transformer core."""
+
+import flax.linen as nn
+import jax.numpy as jnp
+import numpy as np
+
+from jax_extractor.errors import UsageError
+from jax_extractor.mixers.common import real_positions
+from jax_extractor.models.config import ModelConfig
+from jax_extractor.models.core import Core
+from jax_extractor.shapes import Array
+
+
+def sinusoids(length: int, features: int) -> np.ndarray:
+    """Fixed positional embeddings (length, features), sines then cosines. Vaswani et al. 2017."""
+    half = (features + 1) // 2
+    angle = np.arange(length)[:, None] / 10_000.0 ** (np.arange(half) / half)
+    table = np.concatenate([np.sin(angle), np.cos(angle)], axis=1)[:, :features]
+    return table.astype(np.float32)
+
+
+class LanguageModel(nn.Module):
+    """Embedding, Transformer core, final norm, softmax regression.
+
+        logits = norm(core(embed(tokens) [+ positions])) W_out
+
+    Called as `(tokens, valid, deterministic)` with tokens (B, T) int and valid (B, T) bool; returns
+    the logits (B, T, V) in float32: position i predicts token i+1. Rows left-padded with
+    valid=False give at their real positions what the unpadded rows give.
+
+    Attributes:
+        config: sizes and switches.
+        vocab_size: V.
+
+    Raises:
+        UsageError: sizes that do not fit, or T > max_length where positions are embedded.
+    """
+
+    config: ModelConfig
+    vocab_size: int
+
+    @nn.compact
+    def __call__(
+        self,
+        tokens: Array,
+        valid: Array | None = None,
+        deterministic: bool = True,
+        return_rows: bool = False,
+    ) -> Array | tuple[Array, Array]:
+        """Returns logits (B, T, V); with return_rows also every layer's rows (M+1, B, T, D)."""
+        config = self.config
+        config.check()
+        if tokens.ndim != 2 or not jnp.issubdtype(tokens.dtype, jnp.integer):
+            raise UsageError(
+                f"tokens have shape {tokens.shape} and dtype {tokens.dtype}: "
+                "a language model takes (batch, time) integers"
+            )
+        dtype = jnp.dtype(config.dtype)
+        embed = nn.Embed(self.vocab_size, config.features, dtype=dtype, name="embed")
+        x = self._add_positions(embed(tokens), valid)
+        x = nn.Dropout(config.dropout)(x, deterministic=deterministic)
+        x, rows = Core(config, name="core")(x, valid, deterministic, return_rows)
+        x = nn.LayerNorm(dtype=dtype, name="final_norm")(x)
+        if config.tied:
+            logits = embed.attend(x)
+        else:
+            logits = nn.Dense(self.vocab_size, use_bias=False, dtype=dtype, name="softmax")(x)
+        logits = logits.astype(jnp.float32)
+        return logits if rows is None else (logits, rows)
+
+    def _add_positions(self, x: Array, valid: Array | None) -> Array:
+        kind = self.config.resolved_positions()
+        if kind in ("none", "rotary"):
+            return x
+        time, length = x.shape[1], self.config.max_length
+        if time > length:
+            raise UsageError(
+                f"{time} tokens, but max_length={length} positions are embedded: "
+                "shorten the input or train with a larger model.max_length"
+            )
+        shape = (length, self.config.features)
+        if kind == "learned":
+            table = self.param("positions", nn.initializers.normal(0.02), shape)
+        else:
+            table = jnp.asarray(sinusoids(*shape))
+        table = table.astype(x.dtype)
+        return x + (table[:time] if valid is None else table[real_positions(valid)])
