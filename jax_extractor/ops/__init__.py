@@ -1,0 +1,16 @@
+from jax_extractor.ops.extraction import causal_extract, extraction_factor
+
+__all__ = ["causal_extract", "extraction_factor"]
+from jax_extractor.ops.attention import (
+    AttentionMaps as AttentionMaps,
+)
+from jax_extractor.ops.attention import (
+    attention_maps as attention_maps,
+)
+from jax_extractor.ops.attention import (
+    dot_product_attention as dot_product_attention,
+)
+from jax_extractor.ops.attention import (
+    talking_heads_attention as talking_heads_attention,
+)
+from jax_extractor.ops.attention_inputs import DynamicMixing as DynamicMixing
