@@ -3,14 +3,13 @@
 import codecs
 import glob
 import hashlib
-import os
 import platform
 import stat
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from jax_extractor.data.files import write_atomically
+from jax_extractor.data.files import reading_errors, write_atomically
 from jax_extractor.data.stdlib_prose import stdlib_prose, stdlib_root
 from jax_extractor.errors import InputError, UsageError, unknown_name
 
@@ -26,8 +25,12 @@ class Corpus:
 
     def identity(self) -> list[list[str | int]]:
         """[path, size, modification time in ns] of each file: equal as long as none is edited."""
-        stats = [(path, path.stat()) for path in self.paths]
-        return [[str(path), stats.st_size, stats.st_mtime_ns] for path, stats in stats]
+        found: list[list[str | int]] = []
+        for path in self.paths:
+            with reading_errors(path):
+                status = path.stat()
+            found.append([str(path), status.st_size, status.st_mtime_ns])
+        return found
 
     def digest(self) -> str:
         """SHA-256 of all bytes, in hexadecimal; InputError at the first that is not UTF-8."""
@@ -76,7 +79,7 @@ class Corpus:
 
 def _read_text(path: Path, start: int, stop: int) -> Iterator[str]:
     pending = b""
-    with open(path, "rb") as file:
+    with reading_errors(path), open(path, "rb") as file:
         file.seek(start)
         while start < stop:
             block = file.read(min(BLOCK, stop - start))
@@ -154,10 +157,8 @@ def _matches(name: str) -> list[Path]:
 
 
 def _check_file(path: Path) -> None:
-    try:
+    with reading_errors(path):
         status = path.stat()
-    except OSError as error:
-        raise InputError(f"data.files: cannot read {path}: {error.strerror}") from None
     if stat.S_ISDIR(status.st_mode):
         raise InputError(
             f"data.files: {path} is a directory: name its files, such as {path}/**/*.txt"
@@ -166,8 +167,6 @@ def _check_file(path: Path) -> None:
         raise InputError(f"data.files: {path} is not a regular file: save the text to a file first")
     if status.st_size == 0:
         raise InputError(f"data.files: {path} is empty: leave it out")
-    if not os.access(path, os.R_OK):
-        raise InputError(f"data.files: cannot read {path}: permission denied")
 
 
 # A new source, such as tfds:NAME, is one function from (files, directory) to a Corpus.

@@ -76,7 +76,7 @@ class Dataset:
     tokenizer: Tokenizer
     """From text to these tokens and back."""
     fingerprint: str
-    """SHA-256 of the corpus, in hexadecimal: equal for equal text, wherever it lies."""
+    """SHA-256 of text, split and tokenizer, in hexadecimal: equal wherever the files lie."""
 
     @property
     def train(self) -> np.ndarray:
@@ -135,10 +135,10 @@ def prepare(config: DataConfig, directory, *, max_length: int = 1) -> Dataset:
             directory.mkdir(parents=True, exist_ok=True)
             with exclusive(directory / ".lock"):
                 if _open(build) is None:  # nobody was faster
-                    _build(config, corpus, build)
+                    _build(config, corpus, identity, build)
         dataset = _open(build)
-        if corpus.identity() != identity or dataset is None:
-            raise InputError(f"the corpus in {directory} changed while it was read: run again")
+    if dataset is None:
+        raise InputError(f"{build} is damaged: remove it and run again")
     dataset.check_length(max_length)
     return dataset
 
@@ -147,8 +147,11 @@ def _build_name(config: DataConfig, identity: list) -> str:
     fields = dataclasses.asdict(config) | {"files": identity}
     if config.tokenizer == "bytes":
         del fields["vocab_size"]
-    recipe = json.dumps([FORMAT, fields], sort_keys=True)
-    return "tokens-" + hashlib.sha256(recipe.encode()).hexdigest()[:16]
+    return f"tokens-{_sha256(FORMAT, fields)[:16]}"
+
+
+def _sha256(*values) -> str:
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 
 
 def _open(build: Path) -> Dataset | None:
@@ -165,16 +168,16 @@ def _open(build: Path) -> Dataset | None:
         train_tokens=header["train_tokens"],
         train_bytes=header["train_bytes"],
         validation_bytes=header["validation_bytes"],
-        tokenizer=load_tokenizer(build / "tokenizer.json"),
+        tokenizer=load_tokenizer(build),
         fingerprint=header["fingerprint"],
     )
 
 
-def _build(config: DataConfig, corpus: Corpus, build: Path) -> None:
+def _build(config: DataConfig, corpus: Corpus, identity: list, build: Path) -> None:
     """Make folder `build`; the caller holds the lock, so that unfinished folders are nobody's."""
     for unfinished in [*build.parent.glob(".building-*"), build]:
         shutil.rmtree(unfinished, ignore_errors=True)
-    fingerprint = corpus.digest()  # reads all, so bad UTF-8 shows before any work
+    digest = corpus.digest()  # reads all, so bad UTF-8 shows before any work
     size = corpus.size()
     boundary = corpus.character_start(size - round(size * config.validation_fraction))
     if not 0 < boundary < size:
@@ -189,7 +192,7 @@ def _build(config: DataConfig, corpus: Corpus, build: Path) -> None:
     temporary = Path(tempfile.mkdtemp(prefix=".building-", dir=build.parent))
     try:
         train, validation = _write_tokens(temporary / "tokens.bin", corpus, boundary, tokenizer)
-        tokenizer.save(temporary / "tokenizer.json")
+        tokenizer.save(temporary)
         header = {
             "dtype": tokenizer.dtype.name,
             "train_tokens": train,
@@ -197,10 +200,12 @@ def _build(config: DataConfig, corpus: Corpus, build: Path) -> None:
             "train_bytes": boundary,
             "validation_bytes": size - boundary,
             "vocab_size": tokenizer.vocab_size,
-            "fingerprint": fingerprint,
-            "files": corpus.identity(),
+            "fingerprint": _sha256(digest, boundary, tokenizer.to_json()),
+            "files": identity,
         }
         write_atomically(temporary / "tokens.json", [json.dumps(header, indent=1).encode()])
+        if corpus.identity() != identity:
+            raise InputError("the files of the corpus changed while they were read: run again")
         temporary.chmod(0o755)  # mkdtemp's mode is for its owner alone
         os.replace(temporary, build)
     finally:

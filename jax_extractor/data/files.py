@@ -26,6 +26,17 @@ def storage_errors(directory: Path) -> Iterator[None]:
         ) from error
 
 
+@contextlib.contextmanager
+def reading_errors(path: Path) -> Iterator[None]:
+    """Turn a file that cannot be read into one clear line."""
+    try:
+        yield
+    except OSError as error:
+        raise InputError(
+            f"data.files: cannot read {path} ({error.strerror or error}): check its path and mode"
+        ) from error
+
+
 def write_atomically(path: Path, blocks: Iterable[bytes]) -> None:
     """Write `blocks` to `path`; whoever opens it sees all of them or the file from before."""
     with storage_errors(path.parent):

@@ -13,11 +13,9 @@ from pathlib import Path
 
 from jax_extractor.errors import InputError
 
-# Tests and generated tables hold almost no prose; installed packages differ between machines.
-SKIPPED_FOLDERS = frozenset(
-    ["__pycache__", "dist-packages", "site-packages", "lib-dynload", "encodings", "lib2to3"]
-    + ["idle_test", "test", "tests"]
-)
+# Installed packages differ between machines; tests and generated tables hold almost no prose.
+INSTALLED = frozenset(["dist-packages", "lib-dynload", "site-packages", "__pycache__"])
+TABLES_AND_TESTS = frozenset(["encodings", "idle_test", "lib2to3", "test", "tests"])
 TOPICS = "pydoc_data/topics.py"  # the language reference, as help("while") prints it
 MIN_DOCSTRING = 80  # characters; shorter ones are captions, not prose
 MIN_REPEATED = 40  # characters; a longer paragraph is kept the first time only
@@ -49,9 +47,10 @@ def stdlib_prose(root: Path) -> Iterator[str]:
 
 
 def _source_files(root: Path) -> list[Path]:
+    skipped = INSTALLED | TABLES_AND_TESTS
     found = []
     for folder, subfolders, names in os.walk(root):
-        subfolders[:] = [name for name in subfolders if name not in SKIPPED_FOLDERS]
+        subfolders[:] = [name for name in subfolders if name not in skipped]
         found += [Path(folder, name) for name in names if name.endswith(".py")]
     return sorted(found, key=lambda path: path.relative_to(root).as_posix())
 
@@ -87,7 +86,7 @@ def _docstrings(node: ast.AST) -> Iterator[str]:
 
 def _prose(document: str, seen: set[str]) -> str:
     """`document` without doctests and without paragraphs in `seen`, which grows."""
-    kept = []
+    kept: list[str] = []
     for paragraph in document.expandtabs().split("\n\n"):
         paragraph = paragraph.rstrip().lstrip("\n")
         if paragraph.lstrip().startswith(">>>"):

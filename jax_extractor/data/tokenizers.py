@@ -65,9 +65,12 @@ class Tokenizer(abc.ABC):
         return IncrementalDecoder(self.token_bytes)
 
     def save(self, path) -> None:
-        """Write the tokenizer to the JSON file `path`, whole or not at all."""
-        state = json.dumps({"kind": self.kind, "state": self._state()})
-        write_atomically(Path(path), [state.encode()])
+        """Write the tokenizer to `path`, a file or a folder (tokenizer.json), whole or not."""
+        write_atomically(_file(path), [self.to_json().encode()])
+
+    def to_json(self) -> str:
+        """All there is to know about this tokenizer: equal text, equal tokens."""
+        return json.dumps({"kind": self.kind, "state": self._state()})
 
     @staticmethod
     def load(path) -> "Tokenizer":
@@ -189,9 +192,10 @@ TOKENIZERS: dict[str, type[Tokenizer]] = {"bpe": BPETokenizer, "bytes": BytesTok
 
 
 def load_tokenizer(path) -> Tokenizer:
-    """The tokenizer saved in the file `path`; InputError for a file that is none."""
+    """The tokenizer saved in `path`, a file or a folder; InputError for a file that is none."""
+    path = _file(path)
     try:
-        saved = json.loads(Path(path).read_bytes())
+        saved = json.loads(path.read_bytes())
         kind, state = saved["kind"], saved["state"]
     except FileNotFoundError:
         raise InputError(f"no tokenizer at {path}: the run directory is incomplete") from None
@@ -200,3 +204,8 @@ def load_tokenizer(path) -> Tokenizer:
     if kind not in TOKENIZERS:
         raise unknown_name("tokenizer", kind, TOKENIZERS)
     return TOKENIZERS[kind]._from_state(state)
+
+
+def _file(path) -> Path:
+    path = Path(path)
+    return path / "tokenizer.json" if path.is_dir() else path
