@@ -20,7 +20,7 @@ from jax_extractor.models.config import POSITIONAL_MIXERS, ModelConfig
 from jax_extractor.shapes import Array, PyTree
 
 
-def mixer_from_config(config: ModelConfig, name: str | None = None) -> nn.Module:
+def mixer_from_config(config: ModelConfig) -> nn.Module:
     """Sublayer 1 as the configuration describes it."""
     options: dict = {
         "num_heads": config.num_heads,
@@ -31,7 +31,7 @@ def mixer_from_config(config: ModelConfig, name: str | None = None) -> nn.Module
         options |= vars(config.extractor)
     else:
         options["rotary"] = config.resolved_positions() == "rotary"
-    return make_mixer(config.mixer, name=name, **options)
+    return make_mixer(config.mixer, **options)
 
 
 class FeedForward(nn.Module):

@@ -89,7 +89,7 @@ class MetricsWriter:
             self._file = -1
 
 
-def read_metrics(run_dir: Path) -> list[dict[str, float]]:
+def read_metrics(run_dir: Path) -> list[dict[str, int | float]]:
     """The rows of a run in the order they were written; null reads as NaN.
 
     A last line without its end, as a killed process leaves it, is passed over.

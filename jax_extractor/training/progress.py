@@ -3,7 +3,7 @@
 import sys
 import time
 from collections.abc import Mapping
-from typing import SupportsFloat, TextIO
+from typing import SupportsFloat
 
 from tqdm import tqdm
 
@@ -17,7 +17,7 @@ class Progress:
         stream: where to show it; a bar if that is a terminal. Standard error when None.
     """
 
-    def __init__(self, total: int, start: int = 0, stream: TextIO | None = None):
+    def __init__(self, total: int, start: int = 0, stream=None):
         self._total = total
         self._stream = sys.stderr if stream is None else stream
         self._first = (start, time.monotonic())

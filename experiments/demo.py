@@ -1,0 +1,18 @@
+"""iSHE language model on the built-in corpus, small enough for two cores: what `make demo` runs.
+
+Command:  jax-extractor train experiments/demo.py --run-dir runs/demo
+"""
+
+from jax_extractor.models import ModelConfig
+from jax_extractor.training import Config, OptimizerConfig, TrainConfig
+
+
+def get_config() -> Config:
+    """4 layers, 128 features, a context of 128 bytes."""
+    return Config(
+        model=ModelConfig(
+            mixer="ishe", features=128, num_layers=3, max_length=64, ffn_features=512
+        ),
+        optimizer=OptimizerConfig(learning_rate=3e-3, warmup_steps=100),
+        train=TrainConfig(steps=800, batch_size=32, eval_every=200, checkpoint_every=200),
+    )

@@ -1,0 +1,55 @@
+"""Finds the command, runs it, and turns what went wrong into one line and an exit status.
+
+0 done, 1 failed (a file, a disk, a corpus, a run), 2 bad usage (a name, a field, a size).
+"""
+
+import importlib
+import os
+import sys
+
+from jax_extractor.errors import InputError, UsageError
+
+#: Each command with its line of help; the module of that name in this folder has `run(arguments)`.
+COMMANDS = {
+    "train": "train an experiment in a run directory, or go on with it",
+    "evaluate": "loss, bits per byte and perplexity of a run on its validation text",
+    "generate": "write text with a run",
+    "cost": "parameters, multiplications and measured time of each mixer",
+}
+
+USAGE = (
+    "usage: jax-extractor COMMAND …   (jax-extractor COMMAND --help tells more)\n\n"
+    + "\n".join(f"  {name:<10} {line}" for name, line in COMMANDS.items())
+)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Runs one command line; returns the exit status."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    if not arguments or arguments[0] in ("-h", "--help"):
+        print(USAGE, file=sys.stdout if arguments else sys.stderr)
+        return 0 if arguments else 2
+    name, *rest = arguments
+    try:
+        if name not in COMMANDS:
+            raise UsageError(f"unknown command {name!r}: choose one of {', '.join(COMMANDS)}")
+        importlib.import_module(f"jax_extractor.cli.{name}").run(rest)
+        sys.stdout.flush()
+    except UsageError as error:
+        return _fail(error, 2)
+    except InputError as error:
+        return _fail(error, 1)
+    except BrokenPipeError:
+        # The reader (head, less) has enough; Python must not complain again when it shuts down.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except OSError as error:
+        return _fail(error, 1)
+    except KeyboardInterrupt:
+        return _fail("interrupted", 1)
+    return 0
+
+
+def _fail(error: Exception | str, status: int) -> int:
+    print(f"jax-extractor: {' '.join(str(error).split())}", file=sys.stderr)
+    return status
