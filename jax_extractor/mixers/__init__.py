@@ -3,6 +3,11 @@
 Every mixer is called as `mixer.apply(variables, x, valid=None, deterministic=True)` with x
 (B, T, D) and valid (B, T) bool, and returns (B, T, D), so that any of them drops into any
 Transformer. To add one: write the module, add a line to MIXERS.
+
+Decoding is the same for all: `mixer.apply(variables, x, valid, decode=True, mutable=["cache",
+"plan"])` returns the output and the collections to pass on. Without a cache x is a whole prompt
+(B, P, D), of rows left-padded to one length where valid says so; with one it is the next position
+(B, 1, D). Outputs equal those of the whole sequence at once.
 """
 
 import dataclasses

@@ -4,12 +4,13 @@ import flax.linen as nn
 import jax.numpy as jnp
 
 from jax_extractor import ops
-from jax_extractor.errors import UsageError
+from jax_extractor.mixers.cache import append, check_decodable, fill
 from jax_extractor.mixers.common import (
     check_divisible,
+    check_even,
     check_input,
+    check_one_step,
     projection,
-    real_positions,
     rotary,
 )
 from jax_extractor.shapes import Array
@@ -23,11 +24,12 @@ class MultiHeadAttention(nn.Module):
     with q = x W_q, k = x W_k, v = x W_v cut into H heads of width K = D/H. Called as
     `(x, valid, deterministic)` with x (B, T, D) and valid (B, T) bool, True = real position;
     returns (B, T, D). A position with nothing to attend to gives 0. Positions are the caller's
-    concern (add embeddings to x) unless rotary is set. Source: Vaswani et al. 2017.
+    concern (add embeddings to x) unless rotary is set. With decode=True x continues the sequence in
+    the collection "cache", see `mixers`. Source: Vaswani et al. 2017.
 
     Attributes:
         num_heads: H, must divide D.
-        max_length: the context of the model it serves; attention itself reads any length.
+        max_length: how many positions are remembered while decoding; otherwise any length is read.
         causal: whether position i sees j ≤ i only.
         rotary: whether queries and keys are rotated by position (RoFormer, Su et al. 2021).
 
@@ -43,7 +45,13 @@ class MultiHeadAttention(nn.Module):
     param_dtype: jnp.dtype = jnp.float32
 
     @nn.compact
-    def __call__(self, x: Array, valid: Array | None = None, deterministic: bool = True) -> Array:
+    def __call__(
+        self,
+        x: Array,
+        valid: Array | None = None,
+        deterministic: bool = True,
+        decode: bool = False,
+    ) -> Array:
         """Returns (B, T, D) for x (B, T, D); no dropout inside, so `deterministic` is not read."""
         check_input(x, valid)
         batch, time, features = x.shape
@@ -55,15 +63,32 @@ class MultiHeadAttention(nn.Module):
             return y.reshape(batch, time, self.num_heads, width)
 
         query, key, value = heads("query"), heads("key"), heads("value")
+        cached = decode and self.has_variable("cache", "keys")
         if self.rotary:
-            if width % 2:
-                raise UsageError(
-                    f"rotary positions turn pairs, but a head is {width} wide "
-                    f"(features={features}, num_heads={self.num_heads}): choose an even width"
-                )
-            positions = jnp.arange(time) if valid is None else real_positions(valid)
+            check_even(width, features, self.num_heads)
+            start = self.get_variable("cache", "keys").count if cached else 0
+            positions = start + jnp.arange(time)
             query, key = rotary(query, positions), rotary(key, positions)
-        mask = None if valid is None else valid[:, None, None, :]
-        out = ops.talking_heads_attention(query, key, value, mask=mask, causal=self.causal)
+        if decode:
+            out = self._decode(query, key, value, valid, cached)
+        else:
+            mask = None if valid is None else valid[:, None, None, :]
+            out = ops.talking_heads_attention(query, key, value, mask=mask, causal=self.causal)
         out = out.reshape(batch, time, features)
         return projection(features, "output", self.dtype, self.param_dtype)(out)
+
+    def _decode(
+        self, query: Array, key: Array, value: Array, valid: Array | None, cached: bool
+    ) -> Array:
+        """Attention of positions that continue the sequence in the "cache" collection."""
+        check_decodable(self.causal, self.max_length)
+        real = jnp.ones(key.shape[:2], bool) if valid is None else valid
+        if not cached:
+            self.variable("cache", "keys", fill, (key, value), real, self.max_length)
+            mask = real[:, None, None, :]
+            return ops.talking_heads_attention(query, key, value, mask=mask, causal=True)
+        check_one_step(key)
+        cache = self.variable("cache", "keys", lambda: None)
+        cache.value = append(cache.value, (key, value), real)
+        keys, values = cache.value.entries
+        return ops.talking_heads_attention(query, keys, values, mask=cache.value.mask())

@@ -40,6 +40,15 @@ def check_input(x: Array, valid: Array | None, name: str = "x") -> None:
         raise UsageError(f"valid has dtype {valid.dtype}: pass booleans, True = real position")
 
 
+def check_one_step(x: Array) -> None:
+    """Raises UsageError unless x continues a cached sequence by one position."""
+    if x.shape[1] != 1:
+        raise UsageError(
+            f"x has {x.shape[1]} positions, but the cache holds a sequence already: "
+            "pass one position at a time, or a whole prompt without a cache"
+        )
+
+
 def check_divisible(features: int, num_heads: int) -> None:
     """Raises UsageError unless the heads share the features evenly."""
     if num_heads < 1:
@@ -55,6 +64,15 @@ def check_divisible(features: int, num_heads: int) -> None:
 def real_positions(valid: Bool[Array, "B T"]) -> Array:
     """Position of each real vector among the real ones, (B, T) int32; padding gets 0."""
     return jnp.maximum(jnp.cumsum(valid, axis=1, dtype=jnp.int32) - 1, 0)
+
+
+def check_even(width: int, features: int, num_heads: int) -> None:
+    """Raises UsageError unless a head's width can be cut into pairs to rotate."""
+    if width % 2:
+        raise UsageError(
+            f"rotary positions turn pairs, but a head is {width} wide "
+            f"(features={features}, num_heads={num_heads}): choose an even width"
+        )
 
 
 def rotary(x: Float[Array, "B T H K"], positions: Array, base: float = 10_000.0) -> Array:

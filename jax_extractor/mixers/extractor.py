@@ -31,7 +31,13 @@ import jax.numpy as jnp
 
 from jax_extractor import ops
 from jax_extractor.errors import UsageError, unknown_name
-from jax_extractor.mixers.common import activation, check_divisible, check_input, projection
+from jax_extractor.mixers.common import (
+    activation,
+    check_divisible,
+    check_input,
+    check_one_step,
+    projection,
+)
 from jax_extractor.shapes import Array
 
 Kernel = Literal["matrix", "channel", "head", "scalar"]
@@ -45,6 +51,7 @@ class Extractor(nn.Module):
     (B, T, D) and valid (B, T) bool, True = real position; returns (B, T, D). Positions that are not
     valid count as zero vectors, and s_i counts the real vectors only, so that left-padded and
     unpadded sequences agree. T may exceed max_length: the sum is a window of the last L vectors.
+    With decode=True x continues the sequence in the collections "cache" and "plan", see `mixers`.
 
     Attributes:
         max_length: L, the number of offsets.
@@ -78,23 +85,50 @@ class Extractor(nn.Module):
     precision: jax.lax.PrecisionLike = None
 
     @nn.compact
-    def __call__(self, x: Array, valid: Array | None = None, deterministic: bool = True) -> Array:
+    def __call__(
+        self,
+        x: Array,
+        valid: Array | None = None,
+        deterministic: bool = True,
+        decode: bool = False,
+    ) -> Array:
         """Returns (B, T, D) for x (B, T, D); no dropout inside, so `deterministic` is not read."""
         check_input(x, valid)
         features = x.shape[-1]
         x = x.astype(self.dtype or x.dtype)
         values = self._projection(features, "value")(x) if self.project_values else x
         weights = self._weights(features).astype(x.dtype)
-        extracted = ops.causal_extract(
-            values,
-            weights,
-            scale=self.scale,
-            valid=valid,
-            method=self.method,
-            precision=self.precision,
-        )
+        if decode:
+            extracted = self._stream(values, weights, valid)
+        else:
+            extracted = ops.causal_extract(
+                values,
+                weights,
+                scale=self.scale,
+                valid=valid,
+                method=self.method,
+                precision=self.precision,
+            )
         adjusted = extracted * self._adjustment(x)
         return self._projection(features, "output")(adjusted) if self.project_outputs else adjusted
+
+    def _stream(self, values: Array, weights: Array, valid: Array | None) -> Array:
+        """The extraction of vectors that continue the sequence in the "cache" collection.
+
+        A first call is a prompt of any length; every later one is one vector. The transforms of
+        the weights are made by the first call and kept in the collection "plan".
+        """
+        fresh = not self.has_variable("cache", "stream")
+        plan = self.variable("plan", "plan", ops.plan_stream, weights, scale=self.scale)
+        batch = values.shape[:1]
+        state = self.variable("cache", "stream", lambda: ops.init_stream(plan.value, batch))
+        if fresh:
+            y, state.value = ops.stream_prefill(plan.value, state.value, values, valid)
+            return y
+        check_one_step(values)
+        seen = None if valid is None else valid[:, 0]
+        y, state.value = ops.stream_step(plan.value, state.value, values[:, 0], seen)
+        return y[:, None]
 
     def _projection(self, features: int, name: str) -> nn.Dense:
         return projection(features, name, self.dtype, self.param_dtype)

@@ -68,19 +68,21 @@ class Layer(nn.Module):
                 self.ffn_norm = nn.LayerNorm(dtype=dtype)
         self.drop = nn.Dropout(self.config.dropout)
 
-    def __call__(self, x: Array, valid: Array | None, deterministic: bool) -> Array:
+    def __call__(
+        self, x: Array, valid: Array | None, deterministic: bool, decode: bool = False
+    ) -> Array:
         """Returns (B, T, D) for x (B, T, D)."""
         norm = self.config.pre_norm
 
         def mix(x: Array) -> Array:
-            return self.mixer(self.mixer_norm(x) if norm else x, valid, deterministic)
+            return self.mixer(self.mixer_norm(x) if norm else x, valid, deterministic, decode)
 
         def feed(x: Array) -> Array:
             return self.ffn(self.ffn_norm(x) if norm else x)
 
         def both(x: Array) -> Array:
             x = self.mixer_norm(x) if norm else x
-            return self.mixer(x, valid, deterministic) + self.ffn(x)
+            return self.mixer(x, valid, deterministic, decode) + self.ffn(x)
 
         sublayers: dict[str, tuple[Callable[[Array], Array], ...]] = {
             "mixer-ffn": (mix, feed),
@@ -110,13 +112,14 @@ class Core(nn.Module):
         valid: Array | None = None,
         deterministic: bool = True,
         return_rows: bool = False,
+        decode: bool = False,
     ) -> tuple[Array, Array | None]:
         """Returns (output rows, all rows or None)."""
 
         def apply_layer(layer: Layer, x: Array) -> Array:
-            return layer(x, valid, deterministic)
+            return layer(x, valid, deterministic, decode)
 
-        if self.config.remat:
+        if self.config.remat and not decode:
             apply_layer = nn.remat(apply_layer, prevent_cse=not self.config.scan_layers)
 
         if self.config.scan_layers:
@@ -127,7 +130,7 @@ class Core(nn.Module):
 
             scan = nn.scan(
                 body,
-                variable_axes={"params": 0},
+                variable_axes={"params": 0, "cache": 0, "plan": 0},
                 split_rngs={"params": True, "dropout": True},
                 length=self.config.num_layers,
             )

@@ -26,7 +26,9 @@ class LanguageModel(nn.Module):
 
     Called as `(tokens, valid, deterministic)` with tokens (B, T) int and valid (B, T) bool; returns
     the logits (B, T, V) in float32: position i predicts token i+1. Rows left-padded with
-    valid=False give at their real positions what the unpadded rows give.
+    valid=False give at their real positions what the unpadded rows give. With decode=True tokens
+    continue the sequences in the collections "cache" and "plan", as `mixers` tells; where positions
+    are embedded there are max_length of them, and logits of a later position are NaN.
 
     Attributes:
         config: sizes and switches.
@@ -46,6 +48,7 @@ class LanguageModel(nn.Module):
         valid: Array | None = None,
         deterministic: bool = True,
         return_rows: bool = False,
+        decode: bool = False,
     ) -> Array | tuple[Array, Array]:
         """Returns logits (B, T, V); with return_rows also every layer's rows (M+1, B, T, D)."""
         config = self.config
@@ -57,9 +60,9 @@ class LanguageModel(nn.Module):
             )
         dtype = jnp.dtype(config.dtype)
         embed = nn.Embed(self.vocab_size, config.features, dtype=dtype, name="embed")
-        x = self._add_positions(embed(tokens), valid)
+        x = self._add_positions(embed(tokens), valid, decode)
         x = nn.Dropout(config.dropout)(x, deterministic=deterministic)
-        x, rows = Core(config, name="core")(x, valid, deterministic, return_rows)
+        x, rows = Core(config, name="core")(x, valid, deterministic, return_rows, decode)
         x = nn.LayerNorm(dtype=dtype, name="final_norm")(x)
         if config.tied:
             logits = embed.attend(x)
@@ -68,7 +71,7 @@ class LanguageModel(nn.Module):
         logits = logits.astype(jnp.float32)
         return logits if rows is None else (logits, rows)
 
-    def _add_positions(self, x: Array, valid: Array | None) -> Array:
+    def _add_positions(self, x: Array, valid: Array | None, decode: bool) -> Array:
         kind = self.config.resolved_positions()
         if kind in ("none", "rotary"):
             return x
@@ -84,4 +87,14 @@ class LanguageModel(nn.Module):
         else:
             table = jnp.asarray(sinusoids(*shape))
         table = table.astype(x.dtype)
-        return x + (table[:time] if valid is None else table[real_positions(valid)])
+        if valid is None and not decode:
+            return x + table[:time]
+        real = jnp.ones(x.shape[:2], bool) if valid is None else valid
+        positions = real_positions(real)
+        if decode:
+            zeros = jnp.zeros(x.shape[:1], jnp.int32)
+            seen = self.variable("cache", "seen", lambda: zeros)
+            positions += seen.value[:, None]
+            seen.value += jnp.sum(real, axis=1, dtype=jnp.int32)
+        # A position past the table has no embedding: NaN shows what clipping would hide.
+        return x + jnp.take(table, positions, axis=0, mode="fill", fill_value=jnp.nan)
