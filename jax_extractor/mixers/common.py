@@ -5,6 +5,7 @@ from collections.abc import Callable
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 
 from jax_extractor.errors import UsageError, unknown_name
 from jax_extractor.shapes import Array, Bool, Float
@@ -80,19 +81,35 @@ def rotary(x: Float[Array, "B T H K"], positions: Array, base: float = 10_000.0)
 
     positions is (B, T) or (T,). Source: Su et al. 2021, RoFormer.
     """
+    dtype = jnp.float64 if x.dtype == jnp.float64 else jnp.float32
     half = x.shape[-1] // 2
-    frequency = jnp.asarray(base, jnp.float32) ** (-jnp.arange(half, dtype=jnp.float32) / half)
-    angle = positions.astype(jnp.float32)[..., None, None] * frequency
-    cos, sin = jnp.cos(angle).astype(x.dtype), jnp.sin(angle).astype(x.dtype)
-    first, second = x[..., :half], x[..., half:]
-    return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
+    frequency = jnp.asarray(base, dtype) ** (-jnp.arange(half, dtype=dtype) / half)
+    angle = positions.astype(dtype)[..., None, None] * frequency
+    cos, sin = jnp.cos(angle), jnp.sin(angle)
+    first, second = x[..., :half].astype(dtype), x[..., half:].astype(dtype)
+    rotated = jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
+    return rotated.astype(x.dtype)
 
 
-def projection(features: int, name: str, dtype=None, param_dtype=jnp.float32) -> nn.Dense:
-    """y = x W with W (D, features), variance 1/D, no bias."""
+def compute_dtype(x: Array, dtype: DTypeLike | None, param_dtype: DTypeLike) -> jnp.dtype:
+    """The dtype asked for; where none is, the one that x and the parameters promote to."""
+    if dtype is not None:
+        return jnp.dtype(dtype)
+    with jax.numpy_dtype_promotion("standard"):  # explicit: this is the documented result dtype
+        return jnp.promote_types(x.dtype, param_dtype)
+
+
+def projection(
+    features: int,
+    name: str,
+    dtype: DTypeLike | None = None,
+    param_dtype: DTypeLike = jnp.float32,
+    use_bias: bool = False,
+) -> nn.Dense:
+    """y = x W with W (D, features), variance 1/D, no bias unless asked for."""
     return nn.Dense(
         features,
-        use_bias=False,
+        use_bias=use_bias,
         kernel_init=nn.initializers.variance_scaling(1.0, "fan_in", "normal"),
         dtype=dtype,
         param_dtype=param_dtype,
