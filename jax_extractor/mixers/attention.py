@@ -2,6 +2,7 @@
 
 import flax.linen as nn
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 
 from jax_extractor import ops
 from jax_extractor.mixers.cache import append, check_decodable, fill
@@ -10,6 +11,7 @@ from jax_extractor.mixers.common import (
     check_even,
     check_input,
     check_one_step,
+    compute_dtype,
     projection,
     rotary,
 )
@@ -32,6 +34,8 @@ class MultiHeadAttention(nn.Module):
         max_length: how many positions are remembered while decoding; otherwise any length is read.
         causal: whether position i sees j ≤ i only.
         rotary: whether queries and keys are rotated by position (RoFormer, Su et al. 2021).
+        dtype: of the computation and the result. None: what x and param_dtype promote to.
+        param_dtype: of the parameters.
 
     Raises:
         UsageError: a shape, dtype or size that does not fit.
@@ -41,8 +45,8 @@ class MultiHeadAttention(nn.Module):
     max_length: int | None = None
     causal: bool = True
     rotary: bool = False
-    dtype: jnp.dtype | None = None
-    param_dtype: jnp.dtype = jnp.float32
+    dtype: DTypeLike | None = None
+    param_dtype: DTypeLike = jnp.float32
 
     @nn.compact
     def __call__(
@@ -57,9 +61,10 @@ class MultiHeadAttention(nn.Module):
         batch, time, features = x.shape
         check_divisible(features, self.num_heads)
         width = features // self.num_heads
+        dtype = compute_dtype(x, self.dtype, self.param_dtype)
 
         def heads(name: str) -> Array:
-            y = projection(features, name, self.dtype, self.param_dtype)(x)
+            y = projection(features, name, dtype, self.param_dtype)(x)
             return y.reshape(batch, time, self.num_heads, width)
 
         query, key, value = heads("query"), heads("key"), heads("value")
@@ -75,7 +80,7 @@ class MultiHeadAttention(nn.Module):
             mask = None if valid is None else valid[:, None, None, :]
             out = ops.talking_heads_attention(query, key, value, mask=mask, causal=self.causal)
         out = out.reshape(batch, time, features)
-        return projection(features, "output", self.dtype, self.param_dtype)(out)
+        return projection(features, "output", dtype, self.param_dtype)(out)
 
     def _decode(
         self, query: Array, key: Array, value: Array, valid: Array | None, cached: bool

@@ -23,11 +23,10 @@ equation and WE and ME, whose names are the family's.
 Extractors take no positional embeddings: the weights depend on the offset.
 """
 
-from typing import Literal
-
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 
 from jax_extractor import ops
 from jax_extractor.errors import UsageError, unknown_name
@@ -36,11 +35,11 @@ from jax_extractor.mixers.common import (
     check_divisible,
     check_input,
     check_one_step,
+    compute_dtype,
     projection,
 )
 from jax_extractor.shapes import Array
 
-Kernel = Literal["matrix", "channel", "head", "scalar"]
 KERNELS = ("matrix", "channel", "head", "scalar")
 
 
@@ -65,6 +64,9 @@ class Extractor(nn.Module):
         kernel_scale: standard deviation of W_k at the start, times √D for a matrix (the variance of
             a matrix's entries is kernel_scale²/D, of other weights kernel_scale²). None: 1/√L.
         method: how the sum is computed, see `ops.causal_extract`.
+        dtype: of the computation and the result. None: what x and param_dtype promote to.
+        param_dtype: of the parameters.
+        precision: of the products in the sum, see `ops.causal_extract`.
 
     Raises:
         UsageError: a shape, dtype, size or name that does not fit.
@@ -72,16 +74,16 @@ class Extractor(nn.Module):
 
     max_length: int
     num_heads: int = 1
-    kernel: Kernel = "matrix"
-    scale: Literal["rsqrt"] | None = "rsqrt"
+    kernel: str = "matrix"
+    scale: str | None = "rsqrt"
     project_values: bool = False
     project_outputs: bool = False
     adjust_bias: bool = False
     adjust_activation: str = "identity"
     kernel_scale: float | None = None
     method: str = "auto"
-    dtype: jnp.dtype | None = None
-    param_dtype: jnp.dtype = jnp.float32
+    dtype: DTypeLike | None = None
+    param_dtype: DTypeLike = jnp.float32
     precision: jax.lax.PrecisionLike = None
 
     @nn.compact
@@ -95,8 +97,8 @@ class Extractor(nn.Module):
         """Returns (B, T, D) for x (B, T, D); no dropout inside, so `deterministic` is not read."""
         check_input(x, valid)
         features = x.shape[-1]
-        x = x.astype(self.dtype or x.dtype)
-        values = self._projection(features, "value")(x) if self.project_values else x
+        x = x.astype(compute_dtype(x, self.dtype, self.param_dtype))
+        values = self._projection(x, "value") if self.project_values else x
         weights = self._weights(features).astype(x.dtype)
         if decode:
             extracted = self._stream(values, weights, valid)
@@ -110,7 +112,7 @@ class Extractor(nn.Module):
                 precision=self.precision,
             )
         adjusted = extracted * self._adjustment(x)
-        return self._projection(features, "output")(adjusted) if self.project_outputs else adjusted
+        return self._projection(adjusted, "output") if self.project_outputs else adjusted
 
     def _stream(self, values: Array, weights: Array, valid: Array | None) -> Array:
         """The extraction of vectors that continue the sequence in the "cache" collection.
@@ -130,12 +132,12 @@ class Extractor(nn.Module):
         y, state.value = ops.stream_step(plan.value, state.value, values[:, 0], seen)
         return y[:, None]
 
-    def _projection(self, features: int, name: str) -> nn.Dense:
-        return projection(features, name, self.dtype, self.param_dtype)
+    def _projection(self, x: Array, name: str, use_bias: bool = False) -> Array:
+        return projection(x.shape[-1], name, x.dtype, self.param_dtype, use_bias)(x)
 
     def _adjustment(self, x: Array) -> Array:
-        dense = projection(x.shape[-1], "adjust", self.dtype, self.param_dtype)
-        return activation(self.adjust_activation)(dense.copy(use_bias=self.adjust_bias)(x))
+        act = activation(self.adjust_activation)
+        return act(self._projection(x, "adjust", self.adjust_bias))
 
     def _weights(self, features: int) -> Array:
         if self.max_length < 1:
@@ -161,7 +163,7 @@ class Extractor(nn.Module):
 class SHE(Extractor):
     """Super high-performance Extractor: a D×D matrix per offset, no scale. Chen 2023."""
 
-    scale: Literal["rsqrt"] | None = None
+    scale: str | None = None
 
 
 class ISHE(Extractor):
@@ -171,7 +173,7 @@ class ISHE(Extractor):
 class HE(Extractor):
     """Higher-performance Extractor: a weight per offset and channel, W_v, W_o (reconstruction)."""
 
-    kernel: Kernel = "channel"
+    kernel: str = "channel"
     project_values: bool = True
     project_outputs: bool = True
 
@@ -179,7 +181,7 @@ class HE(Extractor):
 class WE(Extractor):
     """A weight per offset and head, W_v and W_o. Our reduced variant of HE."""
 
-    kernel: Kernel = "head"
+    kernel: str = "head"
     project_values: bool = True
     project_outputs: bool = True
 
@@ -187,4 +189,4 @@ class WE(Extractor):
 class ME(Extractor):
     """One weight per offset, no W_v and no W_o. Our reduced variant, the smallest of the family."""
 
-    kernel: Kernel = "scalar"
+    kernel: str = "scalar"

@@ -1,6 +1,9 @@
 """A causal language model on the Transformer core."""
 
+import functools
+
 import flax.linen as nn
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -64,11 +67,14 @@ class LanguageModel(nn.Module):
         x = nn.Dropout(config.dropout)(x, deterministic=deterministic)
         x, rows = Core(config, name="core")(x, valid, deterministic, return_rows, decode)
         x = nn.LayerNorm(dtype=dtype, name="final_norm")(x)
+        # The products accumulate in float32; logits rounded to bfloat16 would blur the loss.
+        dot = functools.partial(jax.lax.dot_general, preferred_element_type=jnp.float32)
         if config.tied:
-            logits = embed.attend(x)
+            logits = dot(x, embed.embedding.astype(dtype), (((2,), (1,)), ((), ())))
         else:
-            logits = nn.Dense(self.vocab_size, use_bias=False, dtype=dtype, name="softmax")(x)
-        logits = logits.astype(jnp.float32)
+            logits = nn.Dense(
+                self.vocab_size, use_bias=False, dtype=dtype, dot_general=dot, name="softmax"
+            )(x)
         return logits if rows is None else (logits, rows)
 
     def _add_positions(self, x: Array, valid: Array | None, decode: bool) -> Array:
