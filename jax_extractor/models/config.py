@@ -1,7 +1,7 @@
 """The sizes and switches of a model, in one frozen dataclass."""
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, get_args
 
 from jax_extractor.errors import UsageError, unknown_name
 from jax_extractor.mixers import MIXERS
@@ -9,6 +9,7 @@ from jax_extractor.mixers.common import ACTIVATIONS
 
 Arrangement = Literal["mixer-ffn", "ffn-mixer", "mixer", "ffn", "parallel"]
 Positions = Literal["auto", "learned", "sinusoidal", "rotary", "none"]
+Dtype = Literal["float32", "bfloat16"]
 
 #: Mixers whose weights depend on the offset: they take no positional embeddings.
 POSITIONAL_MIXERS = frozenset({"she", "ishe", "he", "we", "me"})
@@ -62,7 +63,7 @@ class ModelConfig:
     """Whether the layers are one scanned layer: compiles once for all of them."""
     remat: bool = False
     """Whether a layer's activations are recomputed in the backward pass instead of stored."""
-    dtype: Literal["float32", "bfloat16"] = "float32"
+    dtype: Dtype = "float32"
     """Compute precision; parameters and logits are float32 always."""
     extractor: ExtractorConfig = field(default_factory=ExtractorConfig)
 
@@ -79,6 +80,10 @@ class ModelConfig:
         for name in ("features", "num_layers", "num_heads", "max_length", "ffn_features"):
             if getattr(self, name) < 1:
                 raise UsageError(f"model.{name}={getattr(self, name)}: choose at least 1")
+        choices = {"arrangement": Arrangement, "positions": Positions, "dtype": Dtype}
+        for name, known in choices.items():
+            if getattr(self, name) not in get_args(known):
+                raise unknown_name(f"model.{name}", getattr(self, name), get_args(known))
         for name in ("ffn_activation", "extractor.adjust_activation"):
             value = (
                 self.ffn_activation
