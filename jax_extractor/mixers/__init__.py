@@ -17,6 +17,7 @@ import flax.linen as nn
 from jax_extractor.errors import UsageError, unknown_name
 from jax_extractor.mixers.attention import MultiHeadAttention
 from jax_extractor.mixers.extractor import HE, ISHE, ME, SHE, WE, Extractor
+from jax_extractor.mixers.talking_heads import CrossModalTalkingHeads, TalkingHeadsAttention
 
 MIXERS: dict[str, type[nn.Module]] = {
     "she": SHE,
@@ -25,6 +26,8 @@ MIXERS: dict[str, type[nn.Module]] = {
     "we": WE,
     "me": ME,
     "mha": MultiHeadAttention,
+    "talking_heads": TalkingHeadsAttention,
+    "cross_modal": CrossModalTalkingHeads,
 }
 
 
@@ -63,8 +66,10 @@ __all__ = [
     "MIXERS",
     "SHE",
     "WE",
+    "CrossModalTalkingHeads",
     "Extractor",
     "MultiHeadAttention",
+    "TalkingHeadsAttention",
     "make_mixer",
     "mixer_class",
 ]

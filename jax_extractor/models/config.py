@@ -14,7 +14,7 @@ Dtype = Literal["float32", "bfloat16"]
 #: Mixers whose weights depend on the offset: they take no positional embeddings.
 POSITIONAL_MIXERS = frozenset({"she", "ishe", "he", "we", "me"})
 #: Mixers that can rotate their queries and keys.
-ROTARY_MIXERS = frozenset({"mha"})
+ROTARY_MIXERS = frozenset({"mha", "talking_heads", "cross_modal"})
 
 
 @dataclass(frozen=True)
@@ -32,11 +32,35 @@ class ExtractorConfig:
 
 
 @dataclass(frozen=True)
+class TalkingHeadsConfig:
+    """Fields that only talking-heads attention reads; cross_modal reads the last three."""
+
+    key_heads: int | None = None
+    """Key heads; None: num_heads."""
+    value_heads: int | None = None
+    """Value heads; None: num_heads."""
+    mix_logits: bool = True
+    """Whether heads are mixed before the softmax."""
+    mix_weights: bool = True
+    """Whether heads are mixed after the softmax."""
+    position_bias: bool = False
+    """Whether every softmax head learns a bias for each offset."""
+    dynamic: bool = False
+    """Whether both mixings get terms computed from the query's and the key's row."""
+    mixing_init: Literal["auto", "identity", "orthogonal", "normal"] = "auto"
+    """How the mixings start; auto: identity where square, else orthogonal."""
+    logits_dropout: float = 0.0
+    """Rate of the dropout after the first mixing."""
+    weights_dropout: float = 0.0
+    """Rate of the dropout after the second mixing."""
+
+
+@dataclass(frozen=True)
 class ModelConfig:
     """Sizes and switches of a Transformer core and the language model on it."""
 
     mixer: str = "ishe"
-    """Sublayer 1: she, ishe, he, we, me or mha."""
+    """Sublayer 1: she, ishe, he, we, me, mha, talking_heads or cross_modal."""
     features: int = 128
     """D, the width of every row vector."""
     num_layers: int = 4
@@ -66,12 +90,21 @@ class ModelConfig:
     dtype: Dtype = "float32"
     """Compute precision; parameters and logits are float32 always."""
     extractor: ExtractorConfig = field(default_factory=ExtractorConfig)
+    talking_heads: TalkingHeadsConfig = field(default_factory=TalkingHeadsConfig)
 
     def resolved_positions(self) -> str:
         """The positions in force: `auto` made definite."""
         if self.positions != "auto":
             return self.positions
         return "none" if self.mixer in POSITIONAL_MIXERS else "learned"
+
+    def dropout_rates(self) -> dict[str, float]:
+        """Every dropout rate by the name of its field."""
+        return {
+            "dropout": self.dropout,
+            "talking_heads.logits_dropout": self.talking_heads.logits_dropout,
+            "talking_heads.weights_dropout": self.talking_heads.weights_dropout,
+        }
 
     def check(self) -> None:
         """Raises UsageError naming the first field that does not fit."""
@@ -92,8 +125,9 @@ class ModelConfig:
             )
             if value not in ACTIVATIONS:
                 raise unknown_name(f"activation in model.{name}", value, ACTIVATIONS)
-        if not 0 <= self.dropout < 1:
-            raise UsageError(f"model.dropout={self.dropout}: choose a rate from 0 to below 1")
+        for name, rate in self.dropout_rates().items():
+            if not 0 <= rate < 1:
+                raise UsageError(f"model.{name}={rate}: choose a rate from 0 to below 1")
         positions = self.resolved_positions()
         if positions == "rotary" and self.mixer not in ROTARY_MIXERS:
             raise UsageError(

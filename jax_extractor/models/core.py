@@ -19,6 +19,13 @@ from jax_extractor.mixers.common import activation
 from jax_extractor.models.config import POSITIONAL_MIXERS, ModelConfig
 from jax_extractor.shapes import Array, PyTree
 
+DYNAMIC_SWITCHES = (
+    "dynamic_query_logits",
+    "dynamic_memory_logits",
+    "dynamic_query_weights",
+    "dynamic_memory_weights",
+)
+
 
 def mixer_from_config(config: ModelConfig) -> nn.Module:
     """Sublayer 1 as the configuration describes it."""
@@ -28,9 +35,15 @@ def mixer_from_config(config: ModelConfig) -> nn.Module:
         "dtype": jnp.dtype(config.dtype),
     }
     if config.mixer in POSITIONAL_MIXERS:
-        options |= vars(config.extractor)
-    else:
-        options["rotary"] = config.resolved_positions() == "rotary"
+        return make_mixer(config.mixer, **options, **vars(config.extractor))
+    options["rotary"] = config.resolved_positions() == "rotary"
+    if config.mixer == "talking_heads":
+        fields = dict(vars(config.talking_heads))
+        dynamic = fields.pop("dynamic")
+        options |= fields | dict.fromkeys(DYNAMIC_SWITCHES, dynamic)
+    elif config.mixer == "cross_modal":
+        names = ("mixing_init", "logits_dropout", "weights_dropout")
+        options |= {name: getattr(config.talking_heads, name) for name in names}
     return make_mixer(config.mixer, **options)
 
 

@@ -73,7 +73,7 @@ def train_step(
     key = jax.random.fold_in(jax.random.wrap_key_data(state.rng), state.step)
     if axis_name is not None:
         key = jax.random.fold_in(key, jax.lax.axis_index(axis_name))
-    dropout = model.config.dropout > 0
+    dropout = any(model.config.dropout_rates().values())
 
     def gradient(index: Array | int, micro: Batch) -> tuple[Array, Array, PyTree]:
         micro_key = jax.random.fold_in(key, index) if dropout else None
