@@ -8,7 +8,6 @@ import tyro
 
 from jax_extractor.cli.arguments import parse
 from jax_extractor.errors import UsageError
-from jax_extractor.training.evaluation import evaluate_run
 
 
 @dataclass(frozen=True)
@@ -30,6 +29,9 @@ def run(arguments: list[str]) -> None:
     chosen = parse(Arguments, arguments, prog="evaluate")
     if chosen.batches is not None and chosen.batches < 1:
         raise UsageError(f"--batches {chosen.batches}: choose at least 1")
+    # Only now, so that bad usage is told at once: this brings jax, which takes seconds.
+    from jax_extractor.training.evaluation import evaluate_run
+
     step, found = evaluate_run(
         chosen.run_dir, split=chosen.split, step=chosen.step, limit=chosen.batches
     )

@@ -47,7 +47,20 @@ def main(arguments: list[str] | None = None) -> int:
         return _fail(error, 1)
     except KeyboardInterrupt:
         return _fail("interrupted", 1)
+    except (MemoryError, RuntimeError) as error:
+        if not _memory_is_full(error):
+            raise
+        return _fail(
+            f"out of memory ({error}): lower the model's sizes or train.batch_size, "
+            "or raise train.accumulate",
+            1,
+        )
     return 0
+
+
+def _memory_is_full(error: Exception) -> bool:
+    """XLA tells it as a RuntimeError of its own, which this module does not import jax to name."""
+    return isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in str(error)
 
 
 def _fail(error: Exception | str, status: int) -> int:

@@ -1,13 +1,14 @@
 """The configuration of an experiment: typed frozen dataclasses, checked before anything runs."""
 
 import dataclasses
+import re
 import types
 import typing
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from jax_extractor.data import DataConfig
-from jax_extractor.errors import InputError, UsageError
+from jax_extractor.errors import InputError, UsageError, unknown_name
 from jax_extractor.models import ModelConfig
 
 
@@ -40,9 +41,25 @@ class OptimizerConfig:
         for name in ("learning_rate", "weight_decay", "clip_norm", "warmup_steps"):
             if not getattr(self, name) >= 0:
                 raise UsageError(f"optimizer.{name}={getattr(self, name)}: choose 0 or more")
-        for name in ("b1", "b2", "final_fraction"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise UsageError(f"optimizer.{name}={getattr(self, name)}: choose from 0 to 1")
+        for name in ("b1", "b2"):
+            if not 0 <= getattr(self, name) < 1:
+                raise UsageError(
+                    f"optimizer.{name}={getattr(self, name)}: choose from 0 to below 1"
+                )
+        if not 0 <= self.final_fraction <= 1:
+            raise UsageError(f"optimizer.final_fraction={self.final_fraction}: choose from 0 to 1")
+        for pattern, factor in self.multipliers:
+            try:
+                re.compile(pattern)
+            except re.error as error:
+                raise UsageError(
+                    f"optimizer.multipliers: {pattern!r} is not a regular expression ({error}): "
+                    "mend it, or put a backslash before the character"
+                ) from None
+            if not factor >= 0:
+                raise UsageError(
+                    f"optimizer.multipliers: {pattern!r} has the factor {factor}: choose 0 or more"
+                )
 
 
 @dataclass(frozen=True)
@@ -114,10 +131,43 @@ class Config:
 
     def check(self) -> None:
         """Raises UsageError naming the first field that does not fit."""
+        _check_types(self)
         self.model.check()
         self.data.check()
         self.optimizer.check()
         self.train.check()
+
+
+def _check_types(config: Any, prefix: str = "") -> None:
+    """An experiment file is not type-checked before it runs, so its values are checked here."""
+    for name, hint in typing.get_type_hints(type(config)).items():
+        value = getattr(config, name)
+        if dataclasses.is_dataclass(hint) and isinstance(value, typing.cast(type, hint)):
+            _check_types(value, f"{prefix}{name}.")
+        elif typing.get_origin(hint) is Literal:
+            if value not in typing.get_args(hint):
+                raise unknown_name(f"{prefix}{name}", value, typing.get_args(hint))
+        elif not _fits(hint, value):
+            wanted = hint.__name__ if isinstance(hint, type) else hint
+            raise UsageError(
+                f"{prefix}{name}={value!r} is a {type(value).__name__}: it must be {wanted}"
+            )
+
+
+def _fits(hint: Any, value: Any) -> bool:
+    if hint in (int, float):
+        kinds = (int, float) if hint is float else (int,)
+        return isinstance(value, kinds) and not isinstance(value, bool)
+    if isinstance(hint, types.UnionType):
+        return any(_fits(kind, value) for kind in typing.get_args(hint))
+    if typing.get_origin(hint) is tuple:
+        kinds = typing.get_args(hint)
+        if not isinstance(value, tuple):
+            return False
+        if kinds[-1] is Ellipsis:
+            return all(_fits(kinds[0], v) for v in value)
+        return len(value) == len(kinds) and all(map(_fits, kinds, value))
+    return isinstance(value, hint)
 
 
 def to_dict(config: Any) -> dict:
@@ -133,8 +183,10 @@ def _plain(value: Any) -> Any:
     return [_plain(v) for v in value] if isinstance(value, tuple) else value
 
 
-def from_dict(cls: type, values: dict) -> Any:
+def from_dict(cls: type, values: Any) -> Any:
     """The configuration that `to_dict` wrote; InputError names a field this version lacks."""
+    if not isinstance(values, dict):
+        raise InputError(f"stored configuration has {values!r} where {cls.__name__} should be")
     known = {f.name for f in dataclasses.fields(cls)}
     for name in values:
         if name not in known:

@@ -11,7 +11,7 @@ import numpy as np
 from jax_extractor.data import Batch, evaluation_batches, prepare
 from jax_extractor.models import LanguageModel
 from jax_extractor.shapes import Array, PyTree
-from jax_extractor.training.run import open_run
+from jax_extractor.training.run import check_same_text, open_run
 from jax_extractor.training.step import summed_loss
 
 
@@ -67,11 +67,12 @@ def evaluate_run(
     """(step, evaluation) of a run's checkpoint on a whole split of its text.
 
     limit takes that many batches, evenly spaced. Raises what `open_run` raises, and InputError
-    where the run's text is gone.
+    where the run's text is gone or another.
     """
     run = open_run(run_dir, step)
     length = run.config.model.max_length
     dataset = prepare(run.config.data, run.directory / "data", max_length=length)
+    check_same_text(run.text, dataset)
     batches = evaluation_batches(
         dataset,
         batch_size=run.config.train.batch_size,

@@ -19,7 +19,7 @@ from jax_extractor.training.metrics import MetricsWriter
 from jax_extractor.training.optimizer import make_optimizer
 from jax_extractor.training.placement import Placement, make_placement
 from jax_extractor.training.progress import Progress
-from jax_extractor.training.run import claim
+from jax_extractor.training.run import check_same_text, describe, sole_trainer
 from jax_extractor.training.step import TrainState, initial_state, train_step
 
 
@@ -41,9 +41,12 @@ def train(config: Config, run_dir: Path) -> TrainState:
     """
     config.check()
     run_dir = Path(run_dir)
-    claim(run_dir, config)
+    with sole_trainer(run_dir, config):
+        return _train(config, run_dir)
+
+
+def _train(config: Config, run_dir: Path) -> TrainState:
     dataset = prepare(config.data, run_dir / "data", max_length=config.model.max_length)
-    dataset.tokenizer.save(run_dir / "tokenizer.json")
     model = LanguageModel(config.model, dataset.vocab_size)
     optimizer, schedule = make_optimizer(config.optimizer, config.train.steps)
     placement = make_placement(
@@ -60,10 +63,14 @@ def train(config: Config, run_dir: Path) -> TrainState:
     with Checkpoints(run_dir / "checkpoints", config.train.keep_checkpoints) as checkpoints:
         start = checkpoints.latest()
         if start is None:
+            # From here on the directory is this configuration's: all that could be refused was not.
+            describe(run_dir, config, dataset.tokenizer)
             state = placement.create()
         else:
-            _check_same_text(checkpoints.metadata(start), dataset)
+            check_same_text(checkpoints.metadata(start)["text"], dataset)
             state = checkpoints.restore(start, placement.like)
+            if start >= config.train.steps:
+                return state
         with (
             MetricsWriter(run_dir, start) as writer,
             Progress(config.train.steps, start or 0) as progress,
@@ -78,14 +85,6 @@ def train(config: Config, run_dir: Path) -> TrainState:
                 progress.line(f"going on from step {start} of {config.train.steps}")
             steps = Steps(config, dataset, model, placement, checkpoints, writer, progress)
             return steps.run(state, start or 0, stop)
-
-
-def _check_same_text(metadata: dict, dataset: Dataset) -> None:
-    if metadata["text"] != dataset.fingerprint:
-        raise InputError(
-            "the text in data.files (or the running Python's, for data.source=stdlib) is not the "
-            "one that this run was trained on: restore it, or choose another --run-dir"
-        )
 
 
 class Steps:
@@ -127,16 +126,17 @@ class Steps:
                 state, metrics = self.placement.step(state, self.placement.place_batch(batch))
                 # Rows are read one step late: the device has its next step by then.
                 self.flush()
-                last = step == train.steps or stop.asked
-                look = step == train.steps or (train.eval_every and step % train.eval_every == 0)
+                last = step == train.steps
+                look = last or (train.eval_every and step % train.eval_every == 0)
                 if step % train.log_every == 0 or look:
                     self.pending = (step, metrics)
-                loss = metrics["loss"]
+                health = metrics["loss"], metrics["grad_norm"]
                 if look:
                     self.look(state, metrics)
-                if step % train.checkpoint_every == 0 or last:
-                    self.save(step, state, loss)
-                if stop.asked and step < train.steps:
+                stopping = stop.asked and not last  # read once: a signal may come at any moment
+                if step % train.checkpoint_every == 0 or last or stopping:
+                    self.save(step, state, health)
+                if stopping:
                     self.checkpoints.wait()
                     raise Interrupted(
                         f"stopped at step {step} of {train.steps} and saved: "
@@ -150,9 +150,8 @@ class Steps:
             return
         step, metrics = self.pending
         self.pending = None
-        row = {"loss": float(first(metrics.pop("loss")))}
-        row |= {name: float(first(value)) for name, value in metrics.items()}
-        self._check_finite(step, row["loss"])
+        row = {name: float(first(metrics[name])) for name in ("loss", *metrics)}
+        self._check_finite(step, row["loss"], row["grad_norm"])
         before, then = self.clock
         self.clock = (step, time.perf_counter())
         tokens = (step - before) * self.config.train.batch_size * self.config.model.max_length
@@ -177,23 +176,24 @@ class Steps:
         self.flush()
         self.clock = (self.clock[0], time.perf_counter())
 
-    def save(self, step: int, state: TrainState, loss: Array) -> None:
+    def save(self, step: int, state: TrainState, health: tuple[Array, Array]) -> None:
         """Saves the state; rows up to here are written first, so that none is lost or doubled."""
         self.flush()
-        self._check_finite(step, float(first(loss)))
+        self._check_finite(step, *(float(first(value)) for value in health))
         self.checkpoints.save(
             step, self.placement.gather(state), {"step": step, "text": self.dataset.fingerprint}
         )
 
-    def _check_finite(self, step: int, loss: float) -> None:
-        if math.isfinite(loss):
+    def _check_finite(self, step: int, loss: float, grad_norm: float) -> None:
+        """A gradient that is not finite spoils the parameters while the loss still looks well."""
+        if math.isfinite(loss) and math.isfinite(grad_norm):
             return
         saved = self.checkpoints.latest()
         kept = (
             "nothing was saved yet" if saved is None else f"the checkpoint of step {saved} is kept"
         )
         raise InputError(
-            f"the loss is {loss} at step {step} ({kept}): lower "
+            f"the loss is {loss}, its gradient's norm {grad_norm} at step {step} ({kept}): lower "
             f"optimizer.learning_rate={self.config.optimizer.learning_rate} in another --run-dir"
         )
 

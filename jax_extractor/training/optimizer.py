@@ -1,7 +1,9 @@
 """The optimizer of a configuration, made of optax parts."""
 
+import functools
 import re
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import optax
@@ -21,7 +23,7 @@ def make_schedule(config: OptimizerConfig, steps: int) -> optax.Schedule:
         after = optax.constant_schedule(peak)
     # The first step already moves: at step 0 of a warm-up of n the rate is peak/n, not 0.
     rise = optax.linear_schedule(peak / max(warmup, 1), peak, max(warmup - 1, 1))
-    return optax.join_schedules([rise, after], [warmup])
+    return _promoting(optax.join_schedules([rise, after], [warmup]))
 
 
 def make_optimizer(
@@ -41,7 +43,19 @@ def make_optimizer(
     )
     if config.multipliers:
         parts.append(scale_by_path(config.multipliers))
-    return optax.chain(*parts), schedule
+    chain = optax.chain(*parts)
+    return optax.GradientTransformation(chain.init, _promoting(chain.update)), schedule
+
+
+def _promoting(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function under standard dtype promotion: optax raises floats to int32 step counts."""
+
+    @functools.wraps(function)
+    def promoted(*args, **kwargs):
+        with jax.numpy_dtype_promotion("standard"):
+            return function(*args, **kwargs)
+
+    return promoted
 
 
 def map_by_path(function: Callable[[str], object], tree: PyTree) -> PyTree:

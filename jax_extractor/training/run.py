@@ -7,13 +7,16 @@ checkpoints/N/    the state after step N
 metrics.jsonl     one row a logged step; tensorboard/ holds the same
 """
 
+import contextlib
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 import jax
 
-from jax_extractor.data import Tokenizer, load_tokenizer
+from jax_extractor.data import Dataset, Tokenizer, load_tokenizer
 from jax_extractor.errors import InputError
 from jax_extractor.models import LanguageModel
 from jax_extractor.shapes import PyTree
@@ -22,6 +25,11 @@ from jax_extractor.training.config import Config, differences, from_dict, to_dic
 from jax_extractor.training.files import cannot_write, write_atomic
 from jax_extractor.training.optimizer import make_optimizer
 from jax_extractor.training.step import initial_state
+
+try:
+    import fcntl
+except ImportError:  # not a Unix: two processes are not told apart there
+    fcntl = None  # type: ignore[assignment]
 
 
 @dataclass(frozen=True)
@@ -34,10 +42,60 @@ class Run:
     model: LanguageModel
     params: PyTree
     step: int
+    text: str
+    """The fingerprint of the text it was trained on."""
 
 
-def claim(directory: Path, config: Config) -> None:
-    """Makes the directory this configuration's own; InputError where another one has it."""
+@contextlib.contextmanager
+def sole_trainer(directory: Path, config: Config) -> Iterator[None]:
+    """Holds the directory, made if need be, for one process to train this configuration in it.
+
+    The system lets go of it when the process ends, however it ends. Raises InputError where another
+    configuration or another process has it, or where it cannot be written.
+    """
+    _check_claim(directory, config)
+    with contextlib.ExitStack() as stack:
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+            lock = stack.enter_context(open(directory / ".lock", "ab"))
+        except OSError as error:
+            raise cannot_write(directory, error) from error
+        if not _lock_at_once(lock):
+            raise InputError(
+                f"--run-dir {directory} is being trained by another process: "
+                "wait for its end, or choose another directory"
+            )
+        yield
+
+
+def _lock_at_once(file: IO) -> bool:
+    if fcntl is None:
+        return True
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:  # a file system without locks: two processes are not told apart there
+        pass
+    return True
+
+
+def describe(directory: Path, config: Config, tokenizer: Tokenizer) -> None:
+    """Writes what is needed to open the run again, besides its checkpoints."""
+    tokenizer.save(directory / "tokenizer.json")
+    write_atomic(directory / "config.json", json.dumps(to_dict(config), indent=2) + "\n")
+
+
+def check_same_text(text: str, dataset: Dataset) -> None:
+    """InputError where the dataset is not the one with that fingerprint."""
+    if text != dataset.fingerprint:
+        raise InputError(
+            "the text in data.files (or the running Python's, for data.source=stdlib) is not the "
+            "one that this run was trained on: restore it, or train anew in another --run-dir"
+        )
+
+
+def _check_claim(directory: Path, config: Config) -> None:
     path = directory / "config.json"
     if directory.exists() and not directory.is_dir():
         raise InputError(f"--run-dir {directory} is a file: name a directory")
@@ -48,19 +106,16 @@ def claim(directory: Path, config: Config) -> None:
                 f"--run-dir {directory} holds a run of another configuration "
                 f"({'; '.join(differing)}): choose another directory, or the same fields"
             )
-        return
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise cannot_write(directory, error) from error
-    write_atomic(path, json.dumps(to_dict(config), indent=2) + "\n")
 
 
 def _read_config(path: Path) -> dict:
     try:
-        return json.loads(path.read_text())
+        values = json.loads(path.read_text())
+        if not isinstance(values, dict):
+            raise ValueError("no JSON object")
     except (OSError, ValueError) as error:
         raise InputError(f"{path} cannot be read ({error}): restore it or train anew") from error
+    return values
 
 
 def open_run(directory: Path, step: int | None = None) -> Run:
@@ -77,10 +132,11 @@ def open_run(directory: Path, step: int | None = None) -> Run:
         )
     config = from_dict(Config, _read_config(path))
     with Checkpoints(directory / "checkpoints") as checkpoints:
-        step = checkpoints.metadata(step)["step"]
+        saved = checkpoints.metadata(step)
+        step = saved["step"]
         tokenizer = load_tokenizer(directory / "tokenizer.json")
         model = LanguageModel(config.model, tokenizer.vocab_size)
         optimizer, _ = make_optimizer(config.optimizer, config.train.steps)
         abstract = jax.eval_shape(lambda: initial_state(model, optimizer, config.train.seed))
         params = checkpoints.restore_subtree(step, abstract.params, "params")
-    return Run(directory, config, tokenizer, model, params, step)
+    return Run(directory, config, tokenizer, model, params, saved["step"], saved["text"])
