@@ -4,7 +4,7 @@ VENV ?= .venv
 EXTRAS ?= test
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint clean
+.PHONY: demo test test-core clean
 
 demo: $(VENV)/.installed
 	$(BIN)/jax-extractor train experiments/demo.py --run-dir runs/demo
@@ -20,6 +20,10 @@ test: $(VENV)/.installed-$(EXTRAS)
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/pytest
+
+# Pure functions, mixers and models alone.
+test-core: $(VENV)/.installed-$(EXTRAS)
+	$(BIN)/pytest -m core
 
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
