@@ -9,8 +9,8 @@ an output projection, and s_i = 1/√min(i, L) for scale="rsqrt", 1 for scale=No
 
 | preset | W_1…W_L          | s_i         | W_v, W_o | parameters | source              |
 |--------|------------------|-------------|----------|------------|---------------------|
-| SHE    | a matrix (D, D)  | 1           | no       | (L+1)D²    | Chen 2023           |
-| ISHE   | a matrix (D, D)  | 1/√min(i,L) | no       | (L+1)D²    | Chen 2024, Eq. (1)  |
+| SHE    | a matrix (D, D)  | 1           | no       | (L+1)D²    | Chen 2023a          |
+| ISHE   | a matrix (D, D)  | 1/√min(i,L) | no       | (L+1)D²    | Chen 2023b, Eq. (1) |
 | HE     | one per channel  | 1/√min(i,L) | yes      | 3D² + L·D  | our reconstruction  |
 | WE     | one per head     | 1/√min(i,L) | yes      | 3D² + L·H  | our reduced variant |
 | ME     | one              | 1/√min(i,L) | no       | D² + L     | our reduced variant |
@@ -21,6 +21,9 @@ the adjustment is our reconstruction (bias and activation are options, off by de
 equation and WE and ME, whose names are the family's.
 
 Extractors take no positional embeddings: the weights depend on the offset.
+
+Sources: Chen 2023a, "Attention Is Not All You Need Anymore", arXiv:2308.07661; Chen 2023b,
+"Interpretation of the Transformer and Improvement of the Extractor", arXiv:2311.12678.
 """
 
 import flax.linen as nn
@@ -161,13 +164,13 @@ class Extractor(nn.Module):
 
 
 class SHE(Extractor):
-    """Super high-performance Extractor: a D×D matrix per offset, no scale. Chen 2023."""
+    """Super high-performance Extractor: a D×D matrix per offset, no scale. Chen 2023a."""
 
     scale: str | None = None
 
 
 class ISHE(Extractor):
-    """Improved SHE: SHE times 1/√min(i, L), no parameter more. Chen 2024, Eq. (1)."""
+    """Improved SHE: SHE times 1/√min(i, L), no parameter more. Chen 2023b, Eq. (1)."""
 
 
 class HE(Extractor):
@@ -179,7 +182,7 @@ class HE(Extractor):
 
 
 class WE(Extractor):
-    """A weight per offset and head, W_v and W_o. Our reduced variant of HE."""
+    """Worthwhile Extractor: a weight per offset and head, W_v and W_o. Our reduced variant of HE."""
 
     kernel: str = "head"
     project_values: bool = True
@@ -187,6 +190,6 @@ class WE(Extractor):
 
 
 class ME(Extractor):
-    """One weight per offset, no W_v and no W_o. Our reduced variant, the smallest of the family."""
+    """Minimalist Extractor: one weight per offset, no W_v, no W_o. Our reduced variant."""
 
     kernel: str = "scalar"

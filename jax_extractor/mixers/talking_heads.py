@@ -302,8 +302,9 @@ class CrossModalTalkingHeads(nn.Module):
     pair of (B, T, D) and (B, S, D'). Called without `other`, as a mixer of one sequence, both
     directions read that sequence causally and their mean (B, T, D) is returned.
 
-    The two mixings between the head sets are seed-level facts of the cross-modal variant; their
-    place before the softmax, and the weights' mixing within a head set, are our reconstruction.
+    That each direction has a mixing of its own between the two head sets is what is published of
+    this variant; its place before the softmax, and the mixing of the weights, are our
+    reconstruction.
 
     Attributes:
         num_heads: Hx.
