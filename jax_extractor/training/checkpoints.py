@@ -1,8 +1,7 @@
 """Checkpoints of a training run: saved in the background, checked when read."""
 
+import gc
 import json
-import logging
-import os
 import shutil
 import zlib
 from collections.abc import Mapping
@@ -16,9 +15,12 @@ from jax_extractor.errors import InputError
 from jax_extractor.shapes import PyTree
 from jax_extractor.training import arrays
 from jax_extractor.training.files import cannot_write, reason, write_atomic
+from jax_extractor.training.quiet import abandoned_coroutines, quieten_orbax
 
 __all__ = ["Checkpoints", "write_atomic"]
 
+# What Orbax was seen to raise when any one bit of a checkpoint's files is flipped.
+UNREADABLE = (OSError, ValueError, LookupError, TypeError, AttributeError)
 COMMIT_FILE = "commit_success.txt"  # the name that Orbax gives it
 
 
@@ -42,7 +44,7 @@ class Checkpoints:
         self._keep = keep
         self._manager: ocp.CheckpointManager | None = None
         self._wrote = False
-        _quieten_orbax()
+        quieten_orbax()
 
     def __enter__(self):
         return self
@@ -118,7 +120,7 @@ class Checkpoints:
         return max(self._open().all_steps(), default=None)
 
     def metadata(self, step: int | None = None) -> dict[str, Any]:
-        """What was saved beside the state of a step or, at None, of the latest; raises as `restore`."""
+        """What was saved beside a step (None: the latest); raises as `restore` does."""
         return self._record(self._found(step))["metadata"]
 
     def restore(self, step: int | None, like: PyTree) -> PyTree:
@@ -211,7 +213,7 @@ class Checkpoints:
         try:
             record = self._open().restore(step, args=args)["metadata"]
             whole = record == _sealed(record["metadata"], record["arrays"])
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except UNREADABLE as error:
             raise self._damaged(step, "its metadata cannot be read") from error
         if not whole:
             raise self._damaged(step, "its metadata does not match its checksum")
@@ -220,23 +222,33 @@ class Checkpoints:
     def _read(self, step: int, records: dict[str, Any], like: PyTree) -> PyTree:
         """The arrays of the records, which must be those that `like` asks for."""
         self._check_tree(step, records, arrays.by_path(like))
-        item = jax.tree.map(arrays.stored_like, like)
+        stored = self._load(step, jax.tree.map(arrays.stored_like, like))
+        leaves, tree = jax.tree.flatten(stored)
+        try:
+            sums = arrays.checksums(leaves)
+        except TypeError as error:  # a dtype that no array of a state has
+            raise self._damaged(step, str(error)) from error
+        paths = list(arrays.by_path(like))
+        ordered = [records[path] for path in paths]
+        for path, record, found in zip(paths, ordered, sums, strict=True):
+            if None not in (found, record["crc32"]) and found != record["crc32"]:
+                raise self._damaged(step, f"{path} does not match its checksum")
+        return jax.tree.unflatten(tree, map(arrays.from_stored, leaves, ordered))
+
+    def _load(self, step: int, item: PyTree) -> PyTree:
+        """What Orbax reads, unchecked."""
         args = ocp.args.PyTreeRestore(
             item=item,
             restore_args=ocp.checkpoint_utils.construct_restore_args(item),
             partial_restore=True,
         )
-        try:
-            stored = self._open().restore(step, args=ocp.args.Composite(state=args))["state"]
-        except (OSError, ValueError, KeyError) as error:
-            raise self._damaged(step, f"it cannot be read ({reason(error)})") from error
-        leaves, tree = jax.tree.flatten(stored)
-        paths = list(arrays.by_path(like))
-        ordered = [records[path] for path in paths]
-        for path, record, found in zip(paths, ordered, arrays.checksums(leaves), strict=True):
-            if None not in (found, record["crc32"]) and found != record["crc32"]:
-                raise self._damaged(step, f"{path} does not match its checksum")
-        return jax.tree.unflatten(tree, map(arrays.from_stored, leaves, ordered))
+        with abandoned_coroutines():
+            try:
+                return self._open().restore(step, args=ocp.args.Composite(state=args))["state"]
+            except UNREADABLE as error:
+                what = reason(error)  # the text alone: the error holds on to the coroutines
+            gc.collect()
+        raise self._damaged(step, f"it cannot be read ({what})")
 
     def _check_tree(self, step: int, records: dict[str, Any], wanted: dict[str, Any]) -> None:
         for path in dict.fromkeys([*wanted, *records]):
@@ -258,18 +270,3 @@ class Checkpoints:
 def _sealed(metadata: dict, arrays: dict) -> dict[str, Any]:
     text = json.dumps([metadata, arrays], sort_keys=True)
     return {"metadata": metadata, "arrays": arrays, "crc32": zlib.crc32(text.encode())}
-
-
-def _quieten_orbax() -> None:
-    """Drops Orbax's log records, which repeat as tracebacks what is raised here as one line.
-
-    Other users of absl's logger are left alone; whoever sets its level to INFO sees all again.
-    """
-    logger = logging.getLogger("absl")
-    if _not_orbax not in logger.filters:
-        logger.addFilter(_not_orbax)
-
-
-def _not_orbax(record: logging.LogRecord) -> bool:
-    wanted = logging.getLogger("absl").isEnabledFor(logging.INFO)
-    return wanted or f"{os.sep}orbax{os.sep}" not in record.pathname

@@ -1,0 +1,37 @@
+"""Keeps Orbax from repeating on standard error, as tracebacks, what is raised here as one line."""
+
+import contextlib
+import logging
+import os
+import sys
+
+
+def quieten_orbax() -> None:
+    """Drops Orbax's log records.
+
+    Other users of absl's logger are left alone; whoever sets its level to INFO sees all again.
+    """
+    logger = logging.getLogger("absl")
+    if _not_orbax not in logger.filters:
+        logger.addFilter(_not_orbax)
+
+
+def _not_orbax(record: logging.LogRecord) -> bool:
+    wanted = logging.getLogger("absl").isEnabledFor(logging.INFO)
+    return wanted or f"{os.sep}orbax{os.sep}" not in record.pathname
+
+
+@contextlib.contextmanager
+def abandoned_coroutines():
+    """What a failed read leaves pending is collected without a word in this block.
+
+    Orbax reads arrays as coroutines of one event loop. When one fails, the others are collected
+    after the loop is closed, and each would print a traceback.
+    """
+    hook, logger = sys.unraisablehook, logging.getLogger("asyncio")
+    disabled = logger.disabled
+    sys.unraisablehook, logger.disabled = (lambda _: None), True
+    try:
+        yield
+    finally:
+        sys.unraisablehook, logger.disabled = hook, disabled
