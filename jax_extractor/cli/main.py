@@ -14,6 +14,7 @@ COMMANDS = {
     "train": "train an experiment in a run directory, or go on with it",
     "evaluate": "loss, bits per byte and perplexity of a run on its validation text",
     "generate": "write text with a run",
+    "compare": "validation losses of runs beside the fields in which they differ",
     "cost": "parameters, multiplications and measured time of each mixer",
 }
 

@@ -100,7 +100,7 @@ def _check_claim(directory: Path, config: Config) -> None:
     if directory.exists() and not directory.is_dir():
         raise InputError(f"--run-dir {directory} is a file: name a directory")
     if path.exists():
-        differing = differences(_read_config(path), to_dict(config))
+        differing = differences(read_config(directory), to_dict(config))
         if differing:
             raise InputError(
                 f"--run-dir {directory} holds a run of another configuration "
@@ -108,7 +108,14 @@ def _check_claim(directory: Path, config: Config) -> None:
             )
 
 
-def _read_config(path: Path) -> dict:
+def read_config(directory: Path) -> dict:
+    """The stored configuration of a run; InputError where there is no run or it is damaged."""
+    path = directory / "config.json"
+    if not path.exists():
+        raise InputError(
+            f"{directory} is not a run directory (no config.json): "
+            "train one with jax-extractor train EXPERIMENT --run-dir DIR"
+        )
     try:
         values = json.loads(path.read_text())
         if not isinstance(values, dict):
@@ -124,13 +131,7 @@ def open_run(directory: Path, step: int | None = None) -> Run:
     Raises InputError where there is no run, no checkpoint, or a damaged one.
     """
     directory = Path(directory)
-    path = directory / "config.json"
-    if not path.exists():
-        raise InputError(
-            f"{directory} is not a run directory (no config.json): "
-            "train one with jax-extractor train EXPERIMENT --run-dir DIR"
-        )
-    config = from_dict(Config, _read_config(path))
+    config = from_dict(Config, read_config(directory))
     with Checkpoints(directory / "checkpoints") as checkpoints:
         saved = checkpoints.metadata(step)
         step = saved["step"]
