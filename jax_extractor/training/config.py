@@ -146,7 +146,7 @@ def _check_types(config: Any, prefix: str = "") -> None:
             _check_types(value, f"{prefix}{name}.")
         elif typing.get_origin(hint) is Literal:
             if value not in typing.get_args(hint):
-                raise unknown_name(f"{prefix}{name}", value, typing.get_args(hint))
+                raise unknown_name(f"{prefix}{name}", str(value), typing.get_args(hint))
         elif not _fits(hint, value):
             wanted = hint.__name__ if isinstance(hint, type) else hint
             raise UsageError(

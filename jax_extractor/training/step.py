@@ -102,7 +102,7 @@ def train_step(
     params = optax.apply_updates(state.params, updates)
     metrics = {
         "loss": nats / count,
-        "grad_norm": optax.global_norm(grads),
+        "grad_norm": optax.tree.norm(grads),
         "learning_rate": jnp.asarray(schedule(state.step), jnp.float32),
     }
     return TrainState(state.step + 1, params, opt_state, state.rng), metrics
