@@ -14,3 +14,21 @@ from jax_extractor.ops.attention import (
     talking_heads_attention as talking_heads_attention,
 )
 from jax_extractor.ops.attention_inputs import DynamicMixing as DynamicMixing
+from jax_extractor.ops.streaming import (
+    StreamPlan as StreamPlan,
+)
+from jax_extractor.ops.streaming import (
+    StreamState as StreamState,
+)
+from jax_extractor.ops.streaming import (
+    init_stream as init_stream,
+)
+from jax_extractor.ops.streaming import (
+    plan_stream as plan_stream,
+)
+from jax_extractor.ops.streaming import (
+    stream_prefill as stream_prefill,
+)
+from jax_extractor.ops.streaming import (
+    stream_step as stream_step,
+)
