@@ -31,7 +31,7 @@ _HOMES = {
     "ModelConfig": "models",
 }
 
-__all__ = ["InputError", "UsageError", *_HOMES]  # noqa: PLE0604
+__all__ = ["InputError", "UsageError", *_HOMES]
 
 
 def __getattr__(name: str) -> Any:

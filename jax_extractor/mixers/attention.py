@@ -71,7 +71,7 @@ class MultiHeadAttention(nn.Module):
         cached = decode and self.has_variable("cache", "keys")
         if self.rotary:
             check_even(width, features, self.num_heads)
-            start = self.get_variable("cache", "keys").count if cached else 0
+            start = self.get_variable("cache", "keys").seen if cached else 0
             positions = start + jnp.arange(time)
             query, key = rotary(query, positions), rotary(key, positions)
         if decode:
@@ -89,11 +89,11 @@ class MultiHeadAttention(nn.Module):
         check_decodable(self.causal, self.max_length)
         real = jnp.ones(key.shape[:2], bool) if valid is None else valid
         if not cached:
-            self.variable("cache", "keys", fill, (key, value), real, self.max_length)
+            self.put_variable("cache", "keys", fill((key, value), real, self.max_length or 0))
             mask = real[:, None, None, :]
             return ops.talking_heads_attention(query, key, value, mask=mask, causal=True)
         check_one_step(key)
-        cache = self.variable("cache", "keys", lambda: None)
-        cache.value = append(cache.value, (key, value), real)
-        keys, values = cache.value.entries
-        return ops.talking_heads_attention(query, keys, values, mask=cache.value.mask())
+        cache = append(self.get_variable("cache", "keys"), (key, value), real)
+        self.put_variable("cache", "keys", cache)
+        keys, values = cache.entries
+        return ops.talking_heads_attention(query, keys, values, mask=cache.mask())

@@ -22,7 +22,7 @@ class KeyCache(NamedTuple):
     """Whether the slot holds a real position."""
     time: Int[Array, " S"]
     """When the slot was written; −1 for never."""
-    count: Int[Array, ""]
+    seen: Int[Array, ""]
     """Positions seen so far, padding included."""
 
     def mask(self) -> Bool[Array, "B 1 1 S"]:
@@ -54,13 +54,13 @@ def fill(entries: PyTree, valid: Bool[Array, "B T"], size: int) -> KeyCache:
         entries=jax.tree.map(lay, entries),
         valid=lay(valid),
         time=lay(time + 1)[0] - 1,
-        count=jnp.asarray(length, jnp.int32),
+        seen=jnp.asarray(length, jnp.int32),
     )
 
 
 def append(cache: KeyCache, entries: PyTree, valid: Bool[Array, "B 1"]) -> KeyCache:
     """The cache with one position more; the oldest slot is written over."""
-    slot = cache.count % cache.time.shape[0]
+    slot = cache.seen % cache.time.shape[0]
 
     def write(slots: Array, row: Array) -> Array:
         return jax.lax.dynamic_update_slice_in_dim(slots, row.astype(slots.dtype), slot, axis=1)
@@ -68,6 +68,6 @@ def append(cache: KeyCache, entries: PyTree, valid: Bool[Array, "B 1"]) -> KeyCa
     return KeyCache(
         entries=jax.tree.map(write, cache.entries, entries),
         valid=write(cache.valid, valid),
-        time=jax.lax.dynamic_update_slice_in_dim(cache.time, cache.count[None], slot, axis=0),
-        count=cache.count + 1,
+        time=jax.lax.dynamic_update_slice_in_dim(cache.time, cache.seen[None], slot, axis=0),
+        seen=cache.seen + 1,
     )

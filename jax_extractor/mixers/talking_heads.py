@@ -138,13 +138,10 @@ class TalkingHeadsAttention(nn.Module):
         features = x.shape[-1]
         counts = self._counts()
         cross = memory is not None
-        if cross:
-            check_input(memory, memory_valid, "memory")
-            source, source_valid = memory, memory_valid
-        else:
-            source, source_valid = x, valid
+        source, source_valid = (x, valid) if memory is None else (memory, memory_valid)
+        check_input(source, source_valid, "memory")
         cached = decode and not cross and self.has_variable("cache", "keys")
-        start = self.get_variable("cache", "keys").count if cached else 0
+        start = self.get_variable("cache", "keys").seen if cached else 0
         sides = self._query_side(x, counts, start, features)
         seen = self._memory_side(source, counts, start, features)
 
@@ -155,12 +152,12 @@ class TalkingHeadsAttention(nn.Module):
             real = jnp.ones(x.shape[:2], bool) if valid is None else valid
             if cached:
                 check_one_step(x)
-                cache = self.variable("cache", "keys", lambda: None)
-                cache.value = append(cache.value, seen, real)
-                seen, mask, times = cache.value.entries, cache.value.mask(), cache.value.time
+                cache = append(self.get_variable("cache", "keys"), seen, real)
+                seen, mask, times = cache.entries, cache.mask(), cache.time
                 causal = False
             else:
-                self.variable("cache", "keys", fill, seen, real, self.max_length)
+                cache = fill(seen, real, self.max_length or 0)
+            self.put_variable("cache", "keys", cache)
         bias = self._position_bias(x.shape[1], seen.key.shape[1], start, times, cross)
         pre, post = self._mixing("pre_mixing", counts[:2]), self._mixing("post_mixing", counts[1:])
         dropout = (0.0, 0.0) if deterministic else (self.logits_dropout, self.weights_dropout)

@@ -148,7 +148,7 @@ class Core(nn.Module):
                 length=self.config.num_layers,
             )
             y, rows = scan(Layer(self.config, name="layers"), x, None)
-            return y, (jnp.concatenate([x[None], rows]) if return_rows else None)
+            return y, (None if rows is None else jnp.concatenate([x[None], rows]))
 
         all_rows = [x]
         for index in range(self.config.num_layers):
