@@ -7,11 +7,12 @@ import jax.numpy as jnp
 
 from jax_extractor.ops.attention_core import (
     attend,
-    masked_softmax,
+    hide,
     mixed_logits,
     mixed_weights,
     scores,
-    visibility,
+    softmax,
+    visible,
 )
 from jax_extractor.ops.attention_inputs import (
     DynamicMixing,
@@ -101,7 +102,7 @@ def talking_heads_attention(
     sizes = check_inputs(q, k, v, pre, post, mask, bias)
     check_dynamic(sizes, pre, post, dynamic_pre, dynamic_post)
     rates = check_options(dropout, dropout_rng, block_size)
-    inputs = head_major(
+    inputs, mask = head_major(
         q,
         k,
         v,
@@ -113,23 +114,14 @@ def talking_heads_attention(
         dynamic_pre=dynamic_pre,
         dynamic_post=dynamic_post,
     )
-    block_size = block_size or choose_block_size(sizes, causal=causal)
-    offset = sizes.keys - sizes.queries
+    block_size = block_size or choose_block_size(sizes)
     if block_size < sizes.queries:
         o = blocked_attend(
-            *inputs,
-            block_size=block_size,
-            causal=causal,
-            offset=offset,
-            rates=rates,
-            rng=dropout_rng,
+            inputs, mask, block_size=block_size, causal=causal, rates=rates, rng=dropout_rng
         )
     else:
-        visible = visibility(
-            inputs[0].mask, causal=causal, first=offset, queries=sizes.queries, keys=sizes.keys
-        )
-        o = attend(*inputs, visible=visible, rates=rates, rng=dropout_rng)
-    return jnp.moveaxis(o, 0, -2)
+        o = attend(inputs, mask, causal=causal, rates=rates, rng=dropout_rng)
+    return jnp.moveaxis(o, 0, -2).astype(v.dtype)
 
 
 def dot_product_attention(
@@ -191,7 +183,7 @@ def attention_maps(
     v = jnp.zeros((*k.shape[:-2], value_heads, 0), q.dtype)
     sizes = check_inputs(q, k, v, pre, post, mask, bias)
     check_dynamic(sizes, pre, post, dynamic_pre, dynamic_post)
-    queries, memory, mixing = head_major(
+    inputs, mask = head_major(
         q,
         k,
         v,
@@ -203,17 +195,11 @@ def attention_maps(
         dynamic_pre=dynamic_pre,
         dynamic_post=dynamic_post,
     )
-    j = scores(queries, memory, mixing)
-    logits = mixed_logits(j, queries, memory, mixing, 0.0, None)
-    visible = visibility(
-        queries.mask,
-        causal=causal,
-        first=sizes.keys - sizes.queries,
-        queries=sizes.queries,
-        keys=sizes.keys,
-    )
-    if visible is not None:
-        logits = jnp.where(visible, logits, -jnp.inf)
-    weights = masked_softmax(logits, None)
-    maps = (j, logits, weights, mixed_weights(weights, queries, memory, mixing, 0.0, None))
-    return AttentionMaps(*jax.tree.map(lambda x: jnp.moveaxis(x, 0, -3), maps))
+    offset = sizes.keys - sizes.queries
+    reach = offset + jnp.arange(sizes.queries)
+    allowed = visible(mask, causal=causal, reach=reach, keys=jnp.arange(sizes.keys))
+    j = scores(inputs.q, inputs.k, inputs.scale)
+    logits = hide(mixed_logits(j, inputs.pre, inputs.bias, 0.0, None), allowed)
+    weights = softmax(logits)
+    maps = AttentionMaps(j, logits, weights, mixed_weights(weights, inputs.post, 0.0, None))
+    return jax.tree.map(lambda x: jnp.moveaxis(x, 0, -3), maps)

@@ -1,106 +1,124 @@
-"""Attention of one dense block: scores, mixing, masked softmax, mixing, values.
+"""The steps of attention: scores, mixing of heads, masked softmax, mixing of heads, values.
 
-All arrays are head-major (see attention_inputs): heads first, rows on axis -2. The plain path is
-one such block, the blocked path many.
+All arrays are head-major (see attention_inputs): heads first, rows on axis -2. Each step works on
+all queries and keys, as in the plain path, or on a tile of them, as in the blocked one.
 """
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jax_extractor.ops.attention_inputs import Memory, Mixing, Queries, accumulator
+from jax_extractor.ops.attention_inputs import Inputs, Projection, accumulator
 from jax_extractor.shapes import Array, Bool, Float
 
 
-def attend(
-    queries: Queries, memory: Memory, mixing: Mixing, *, visible, rates, rng
-) -> Float[Array, "Hv *B T K"]:
-    """The outputs of all queries of the block over all its keys."""
-    logits = mixed_logits(scores(queries, memory, mixing), queries, memory, mixing, rates[0], rng)
-    weights = masked_softmax(logits, visible)
-    return weigh(mixed_weights(weights, queries, memory, mixing, rates[1], rng), memory.v)
+def attend(inputs: Inputs, mask, *, causal, rates, rng) -> Float[Array, "Hv *B T K"]:
+    """The outputs of all queries over all keys, in the accumulator's dtype."""
+    rows, keys = inputs.q.shape[-2], inputs.k.shape[-2]
+    allowed = visible(
+        mask, causal=causal, reach=keys - rows + jnp.arange(rows), keys=jnp.arange(keys)
+    )
+    j = scores(inputs.q, inputs.k, inputs.scale)
+    w = softmax(hide(mixed_logits(j, inputs.pre, inputs.bias, rates[0], rng), allowed))
+    return weigh(w, inputs.post, inputs.v, rates[1], rng)
 
 
-def scores(queries: Queries, memory: Memory, mixing: Mixing) -> Float[Array, "Hk *B T S"]:
+def scores(
+    q: Float[Array, "Hk *B T K"], k: Float[Array, "Hk *B S K"], scale: Float[Array, ""]
+) -> Float[Array, "Hk *B T S"]:
     """J = scale · QKᵀ, per key head, accumulated and kept in at least float32."""
-    q, dtype = queries.q, accumulator(queries.q)
+    dtype = accumulator(q)
     if q.dtype == dtype:  # one multiplication per feature; in low precision it would round q
-        return _batched_dot(q * mixing.scale, memory.k, contract=(-1, -1), dtype=dtype)
-    return mixing.scale * _batched_dot(q, memory.k, contract=(-1, -1), dtype=dtype)
+        return batched_dot(q * scale, k, contract=(-1, -1), dtype=dtype)
+    return scale * batched_dot(q, k, contract=(-1, -1), dtype=dtype)
 
 
-def mixed_logits(j, queries: Queries, memory: Memory, mixing: Mixing, rate, rng):
+def mixed_logits(j: Float[Array, "Hk *B T S"], pre: Projection | None, bias, rate, rng):
     """L = dropout(J·P_l) + bias, per softmax head."""
-    logits = dropout(mix_heads(j, mixing.pre, queries.pre, memory.pre), rate, rng, fold=0)
-    return logits if queries.bias is None else logits + queries.bias
+    logits = dropout(mix_heads(j, pre), rate, rng, stage=0)
+    return logits if bias is None else logits + bias
 
 
-def mixed_weights(w, queries: Queries, memory: Memory, mixing: Mixing, rate, rng):
+def mixed_weights(w: Float[Array, "H *B T S"], post: Projection | None, rate, rng):
     """U = dropout(W·P_w), per value head."""
-    return dropout(mix_heads(w, mixing.post, queries.post, memory.post), rate, rng, fold=1)
+    return dropout(mix_heads(w, post), rate, rng, stage=1)
 
 
-def weigh(u: Float[Array, "Hv *B T S"], v: Float[Array, "Hv *B S K"]) -> Float[Array, "Hv *B T K"]:
-    """O = U·V, per value head, accumulated in at least float32 and rounded to v's dtype."""
-    return _batched_dot(u.astype(v.dtype), v, contract=(-1, -2), dtype=u.dtype).astype(v.dtype)
+def weigh(w, post: Projection | None, v: Float[Array, "Hv *B S K"], rate, rng):
+    """O = U·V, per value head, in the accumulator's dtype."""
+    u = mixed_weights(w, post, rate, rng)
+    return batched_dot(u.astype(v.dtype), v, contract=(-1, -2), dtype=u.dtype)
 
 
-def mix_heads(x, projection, per_query, per_key):
+def mix_heads(x, projection: Projection | None):
     """Σ_g x[g] · (P + per_query[t] + per_key[s])[g, h]; without a projection, x itself."""
     if projection is None:
         return x
-    mixed = jnp.tensordot(projection.T, x, axes=1)
-    if per_query is not None:
-        mixed += jnp.einsum("g...th,g...ts->h...ts", per_query, x)
-    if per_key is not None:
-        mixed += jnp.einsum("g...sh,g...ts->h...ts", per_key, x)
+    mixed = jnp.tensordot(projection.static.T, x, axes=1)
+    if projection.per_query is not None:
+        mixed += jnp.einsum("g...th,g...ts->h...ts", projection.per_query, x)
+    if projection.per_key is not None:
+        mixed += jnp.einsum("g...sh,g...ts->h...ts", projection.per_key, x)
     return mixed
 
 
-def visibility(
-    mask: Bool[Array, "..."] | None, *, causal: bool, first, queries: int, keys: int
-) -> Bool[Array, "..."] | None:
-    """Which keys the queries may attend to; `first` is the last key that the first query sees."""
-    if not causal:
-        return mask
-    reach = first + jnp.arange(queries)
-    past = jnp.arange(keys)[None, :] <= reach[:, None]
-    return past if mask is None else mask & past
+def visible(mask, *, causal: bool, reach, keys, limit: int | None = None):
+    """Which keys each query may attend to, or None for all.
+
+    `reach` is the last key that each query sees if causal; `keys` are the indices of the keys, of
+    which those from `limit` on are padding.
+    """
+    allowed: Bool[Array, "..."] | None = mask
+    for term in (
+        keys[None, :] <= reach[:, None] if causal else None,
+        keys[None, :] < limit if limit is not None else None,
+    ):
+        if term is not None:
+            allowed = term if allowed is None else allowed & term
+    return allowed
 
 
-def masked_softmax(logits, visible):
-    """softmax over the visible keys; a row that sees no key is exactly 0, and so is its gradient."""
-    if visible is not None:
-        logits = jnp.where(visible, logits, -jnp.inf)
-    return _softmax(logits)
+def hide(logits, allowed):
+    """The logits with -inf where a key is not visible."""
+    return logits if allowed is None else jnp.where(allowed, logits, -jnp.inf)
 
 
 @jax.custom_jvp
-def _softmax(logits: Float[Array, "*H T S"]) -> Float[Array, "*H T S"]:
-    """exp(l) / Σ exp(l), with 0 for a row of -inf only."""
-    lowest = jnp.finfo(logits.dtype).min
-    peak = jnp.max(logits, axis=-1, keepdims=True, initial=lowest)
+def softmax(logits: Float[Array, "*H T S"]) -> Float[Array, "*H T S"]:
+    """exp(l) / Σ exp(l) over the last axis; a row of -inf only gives 0, and gradients of 0."""
+    peak = jnp.max(logits, axis=-1, keepdims=True, initial=jnp.finfo(logits.dtype).min)
     e = jnp.exp(logits - peak)
     total = jnp.sum(e, axis=-1, keepdims=True)
     return e * (1 / jnp.where(total == 0, 1, total))
 
 
-@_softmax.defjvp
+@softmax.defjvp
 def _softmax_jvp(primals, tangents):
-    (logits,), (t,) = primals, tangents
-    w = _softmax(logits)
-    return w, w * (t - jnp.sum(w * t, axis=-1, keepdims=True))
+    w, (t,) = softmax(*primals), tangents
+    wt = w * t
+    # Sum and broadcast as products with ones: XLA's CPU backend fuses "multiply, then reduce" into
+    # a scalar loop, in this direction and in the transposed one, that takes 15 times as long.
+    ones = jnp.ones((w.shape[-1], 1), w.dtype)
+    dot = lambda a, b: jnp.matmul(a, b, precision=lax.Precision.HIGHEST)  # noqa: E731
+    return w, wt - w * dot(dot(wt, ones), ones.T)
 
 
-def dropout(x: Float[Array, "..."], rate: float, rng, *, fold: int) -> Float[Array, "..."]:
+def row_dot(a: Float[Array, "*H T S"], b: Float[Array, "*H T S"]) -> Float[Array, "*H T 1"]:
+    """Σ_s a·b, as a product (see the comment on `softmax`)."""
+    batch = tuple(range(a.ndim - 1))
+    dimensions = (((a.ndim - 1,),) * 2, (batch, batch))
+    return lax.dot_general(a, b, dimensions, precision=lax.Precision.HIGHEST)[..., None]
+
+
+def dropout(x: Float[Array, "..."], rate: float, rng, *, stage: int) -> Float[Array, "..."]:
     """x with each entry zero with probability `rate`, the others divided by 1 - rate."""
     if rate == 0:
         return x
-    keep = jax.random.bernoulli(jax.random.fold_in(rng, fold), 1 - rate, x.shape)
+    keep = jax.random.bernoulli(jax.random.fold_in(rng, stage), 1 - rate, x.shape)
     return jnp.where(keep, x / (1 - rate), 0)
 
 
-def _batched_dot(a, b, *, contract, dtype):
+def batched_dot(a, b, *, contract, dtype):
     """A product over the last two axes of a and b; all axes before them are batch axes."""
     n = a.ndim
     batch = tuple(range(n - 2))

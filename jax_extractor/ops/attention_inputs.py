@@ -29,31 +29,24 @@ class DynamicMixing(NamedTuple):
     memory: Array | None = None
 
 
-class Queries(NamedTuple):
-    """What belongs to the queries, head-major; every array has its rows on axis -2."""
+class Projection(NamedTuple):
+    """A mixing of heads, head-major: P + per_query[t] + per_key[s]."""
+
+    static: Array  # (Hin, Hout)
+    per_query: Array | None  # (Hin, *B, T, Hout)
+    per_key: Array | None  # (Hin, *B, S, Hout)
+
+
+class Inputs(NamedTuple):
+    """What the output is differentiable in, head-major."""
 
     q: Array
-    mask: Array | None
-    bias: Array | None
-    pre: Array | None  # (Hk, *B, T, H)
-    post: Array | None  # (H, *B, T, Hv)
-
-
-class Memory(NamedTuple):
-    """What belongs to the keys, head-major; every array has its rows on axis -2."""
-
     k: Array
     v: Array
-    pre: Array | None  # (Hk, *B, S, H)
-    post: Array | None  # (H, *B, S, Hv)
-
-
-class Mixing(NamedTuple):
-    """The two head projections and the scale of the scores."""
-
-    pre: Array | None  # (Hk, H)
-    post: Array | None  # (H, Hv)
     scale: Array  # ()
+    pre: Projection | None
+    post: Projection | None
+    bias: Array | None
 
 
 class Sizes(NamedTuple):
@@ -72,7 +65,7 @@ def check_inputs(q, k, v, pre, post, mask, bias) -> Sizes:
     for name, x in (("q", q), ("k", k), ("v", v)):
         if x.ndim < 3:
             raise UsageError(
-                f"{name} has shape {x.shape}: give it (..., length, heads, width), three axes or more"
+                f"{name} has shape {x.shape}: give it (..., length, heads, width)"
             )
         _check_float(name, x)
         if x.dtype != q.dtype:
@@ -180,24 +173,26 @@ def check_options(dropout, dropout_rng, block_size) -> tuple[float, float]:
     return rates
 
 
-def head_major(q, k, v, pre, post, *, mask, bias, scale, dynamic_pre=None, dynamic_post=None):
-    """The checked arguments in the layout of this module: (Queries, Memory, Mixing)."""
+def head_major(
+    q, k, v, pre, post, *, mask, bias, scale, dynamic_pre=None, dynamic_post=None
+) -> tuple[Inputs, Array | None]:
+    """The checked arguments in the layout of this module, and the mask."""
     dtype = accumulator(q)
-    scores_rank = q.ndim
-    dynamic = [d or DynamicMixing() for d in (dynamic_pre, dynamic_post)]
-    queries = Queries(
-        _heads_first(q),
-        _mask_first(mask, scores_rank),
-        _mask_first(_cast(bias, dtype), scores_rank),
-        *(_heads_first(_cast(d.query, dtype)) for d in dynamic),
+    inputs = Inputs(
+        *(_heads_first(x) for x in (q, k, v)),
+        scale=jnp.asarray(q.shape[-1] ** -0.5 if scale is None else scale, dtype),
+        pre=_projection(pre, dynamic_pre, dtype),
+        post=_projection(post, dynamic_post, dtype),
+        bias=_pairs_first(_cast(bias, dtype), q.ndim),
     )
-    memory = Memory(
-        _heads_first(k),
-        _heads_first(v),
-        *(_heads_first(_cast(d.memory, dtype)) for d in dynamic),
-    )
-    scale = q.shape[-1] ** -0.5 if scale is None else scale
-    return queries, memory, Mixing(_cast(pre, dtype), _cast(post, dtype), jnp.asarray(scale, dtype))
+    return inputs, _pairs_first(mask, q.ndim)
+
+
+def _projection(static, dynamic: DynamicMixing | None, dtype) -> Projection | None:
+    if static is None:
+        return None
+    terms = (_heads_first(_cast(x, dtype)) for x in dynamic or DynamicMixing())
+    return Projection(static.astype(dtype), *terms)
 
 
 def accumulator(q: Array):
@@ -210,7 +205,7 @@ def _heads_first(x: Array | None) -> Array | None:
     return None if x is None else jnp.moveaxis(x, -2, 0)
 
 
-def _mask_first(x: Array | None, rank: int) -> Array | None:
+def _pairs_first(x: Array | None, rank: int) -> Array | None:
     """Broadcastable to (*B, H, T, S) -> broadcastable to (H, *B, T, S), of full rank."""
     if x is None:
         return None
