@@ -108,9 +108,9 @@ class Prefetcher(Generic[Item]):
     """An iterator whose items are made ahead by a thread; a context manager that stops it."""
 
     def __init__(self, iterator: Iterable[Item], size: int):
-        _check_positive(size=size)
         self._items: queue.Queue = queue.Queue(size)
         self._stop = threading.Event()
+        _check_positive(size=size)
         self._thread = threading.Thread(
             # The thread must not hold `self`, or a forgotten prefetcher would live for ever.
             target=_produce,

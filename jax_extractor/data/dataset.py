@@ -159,6 +159,7 @@ def _open(build: Path) -> Dataset | None:
     try:
         header = json.loads((build / "tokens.json").read_bytes())
         tokens = np.memmap(build / "tokens.bin", np.dtype(header["dtype"]), "r")
+        tokenizer = load_tokenizer(build)
     except (OSError, ValueError, KeyError):
         return None
     if len(tokens) != header["train_tokens"] + header["validation_tokens"]:
@@ -168,7 +169,7 @@ def _open(build: Path) -> Dataset | None:
         train_tokens=header["train_tokens"],
         train_bytes=header["train_bytes"],
         validation_bytes=header["validation_bytes"],
-        tokenizer=load_tokenizer(build),
+        tokenizer=tokenizer,
         fingerprint=header["fingerprint"],
     )
 

@@ -73,15 +73,21 @@ def _documents(path: Path, is_topics: bool) -> Iterator[str]:
     yield from _docstrings(tree)
 
 
-def _docstrings(node: ast.AST) -> Iterator[str]:
+def _docstrings(tree: ast.Module) -> Iterator[str]:
     """Docstrings in the order of the source, without a walk through expressions."""
-    if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
-        docstring = ast.get_docstring(node)
-        if docstring:
-            yield docstring
-    for child in ast.iter_child_nodes(node):
-        if isinstance(child, (ast.stmt, ast.ExceptHandler)):
-            yield from _docstrings(child)
+    nodes: list[ast.AST] = [tree]
+    while nodes:
+        node = nodes.pop()
+        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
+            docstring = ast.get_docstring(node)
+            if docstring:
+                yield docstring
+        children = [
+            child
+            for child in ast.iter_child_nodes(node)
+            if isinstance(child, (ast.stmt, ast.ExceptHandler))
+        ]
+        nodes += reversed(children)
 
 
 def _prose(document: str, seen: set[str]) -> str:

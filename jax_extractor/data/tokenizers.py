@@ -9,7 +9,7 @@ import codecs
 import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, SupportsInt
 
 import numpy as np
 
@@ -105,7 +105,7 @@ class IncrementalDecoder:
         self._token_bytes = token_bytes
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
 
-    def feed(self, token: int) -> str:
+    def feed(self, token: SupportsInt) -> str:
         """The text that `token` completes, often empty inside a character."""
         return self._utf8.decode(self._token_bytes[int(token)])
 
@@ -196,14 +196,15 @@ def load_tokenizer(path) -> Tokenizer:
     path = _file(path)
     try:
         saved = json.loads(path.read_bytes())
-        kind, state = saved["kind"], saved["state"]
+        if saved["kind"] not in TOKENIZERS:
+            raise unknown_name("tokenizer", saved["kind"], TOKENIZERS)
+        return TOKENIZERS[saved["kind"]]._from_state(saved["state"])
     except FileNotFoundError:
         raise InputError(f"no tokenizer at {path}: the run directory is incomplete") from None
-    except (OSError, ValueError, TypeError, KeyError) as error:
-        raise InputError(f"{path} is not a saved tokenizer ({error}): restore the file") from None
-    if kind not in TOKENIZERS:
-        raise unknown_name("tokenizer", kind, TOKENIZERS)
-    return TOKENIZERS[kind]._from_state(state)
+    except InputError:
+        raise
+    except Exception as error:  # the library raises nothing narrower
+        raise InputError(f"{path} is not a saved tokenizer ({error}): restore the file") from error
 
 
 def _file(path) -> Path:
