@@ -38,7 +38,7 @@ def mixer_class(name: str) -> type[nn.Module]:
     return MIXERS[name]
 
 
-def make_mixer(name: str, **options) -> nn.Module:
+def make_mixer(name: str, /, **options) -> nn.Module:
     """The mixer of that name with its fields set, for example `make_mixer("ishe", max_length=64)`.
 
     Every mixer has the fields `max_length` and `num_heads`, and uses what it needs of them.

@@ -197,7 +197,7 @@ def _projection(static, dynamic: DynamicMixing | None, dtype) -> Projection | No
 
 def accumulator(q: Array):
     """The dtype of scores, softmax and mixings: float32, or float64 for float64 inputs."""
-    return jnp.promote_types(q.dtype, jnp.float32)
+    return jnp.dtype(jnp.float64 if q.dtype == jnp.float64 else jnp.float32)
 
 
 def _heads_first(x: Array | None) -> Array | None:
