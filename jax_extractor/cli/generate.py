@@ -21,7 +21,7 @@ from jax_extractor.training.run import open_run
 class Arguments:
     """Writes on after a prompt; the text appears as it is made."""
 
-    run_dir: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(name="RUN")]
+    run_dir: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
     """The run directory."""
     generation: Annotated[
         GenerationConfig, tyro.conf.OmitArgPrefixes, tyro.conf.UseAppendAction
