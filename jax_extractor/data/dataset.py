@@ -221,8 +221,7 @@ def _write_tokens(
 
     def blocks() -> Iterator[bytes]:
         for part, (start, stop) in enumerate([(0, boundary), (boundary, None)]):
-            for text in corpus.text(start, stop):
-                ids = tokenizer.encode(text)
+            for ids in tokenizer.encode_stream(corpus.text(start, stop)):
                 counts[part] += len(ids)
                 yield ids.astype(tokenizer.dtype).tobytes()
 

@@ -17,6 +17,7 @@ from jax_extractor.errors import InputError
 INSTALLED = frozenset(["dist-packages", "lib-dynload", "site-packages", "__pycache__"])
 TABLES_AND_TESTS = frozenset(["encodings", "idle_test", "lib2to3", "test", "tests"])
 TOPICS = "pydoc_data/topics.py"  # the language reference, as help("while") prints it
+BLOCKS = ("body", "handlers", "cases", "orelse", "finalbody")  # where statements can stand
 MIN_DOCSTRING = 80  # characters; shorter ones are captions, not prose
 MIN_REPEATED = 40  # characters; a longer paragraph is kept the first time only
 
@@ -82,12 +83,8 @@ def _docstrings(tree: ast.Module) -> Iterator[str]:
             docstring = ast.get_docstring(node)
             if docstring:
                 yield docstring
-        children = [
-            child
-            for child in ast.iter_child_nodes(node)
-            if isinstance(child, (ast.stmt, ast.ExceptHandler))
-        ]
-        nodes += reversed(children)
+        blocks = [getattr(node, name, []) for name in BLOCKS]
+        nodes += reversed([statement for block in blocks for statement in block])
 
 
 def _prose(document: str, seen: set[str]) -> str:

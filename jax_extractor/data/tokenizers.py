@@ -6,8 +6,9 @@ token are shared; a tokenizer adds only how text is cut.
 
 import abc
 import codecs
+import itertools
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import ClassVar, SupportsInt
 
@@ -16,6 +17,7 @@ import numpy as np
 from jax_extractor.data.files import write_atomically
 from jax_extractor.errors import InputError, unknown_name
 
+PIECES_AT_ONCE = 64  # a few MB of text; enough for the cores of one host
 BYTES = tuple(bytes([value]) for value in range(256))
 
 
@@ -56,9 +58,14 @@ class Tokenizer(abc.ABC):
                     raise self._unknown_character(text, position)
         return ids
 
+    def encode_stream(self, pieces: Iterator[str]) -> Iterator[np.ndarray]:
+        """The token ids of each piece of a text, as `encode` gives them."""
+        return map(self.encode, pieces)
+
     def decode(self, ids) -> str:
         """The text of token `ids` (T,); bytes that are not UTF-8 become U+FFFD."""
-        return b"".join(self.token_bytes[int(index)] for index in ids).decode("utf-8", "replace")
+        data = b"".join([self.token_bytes[index] for index in np.asarray(ids).tolist()])
+        return data.decode("utf-8", "replace")
 
     def incremental_decoder(self) -> "IncrementalDecoder":
         """A decoder that is fed token by token."""
@@ -164,6 +171,12 @@ class BPETokenizer(Tokenizer):
         )
         model.train_from_iterator(pieces, trainer)
         return cls(model)
+
+    def encode_stream(self, pieces: Iterator[str]) -> Iterator[np.ndarray]:
+        """The token ids of each piece of a text, computed on all cores."""
+        while batch := list(itertools.islice(pieces, PIECES_AT_ONCE)):
+            for encoding in self._model.encode_batch_fast(batch):
+                yield np.array(encoding.ids, np.int32)
 
     def _encode(self, text: str, data: bytes) -> np.ndarray:
         return np.array(self._model.encode(text).ids, np.int32)

@@ -30,6 +30,16 @@ def test_every_text_makes_the_round_trip_and_its_bytes_are_counted(tokenizer, te
 
 
 @each
+def test_a_stream_is_encoded_piece_by_piece(tokenizer):
+    pieces = [f"{SAMPLE[:n]} {n}\n" for n in range(0, 1500, 7)]
+    streamed = list(tokenizer.encode_stream(iter(pieces)))
+    assert len(streamed) == len(pieces) > 200
+    for piece, ids in zip(pieces, streamed, strict=True):
+        assert ids.dtype == np.int32
+        np.testing.assert_array_equal(ids, tokenizer.encode(piece))
+
+
+@each
 @settings(deadline=None)
 @given(data=st.data())
 def test_any_tokens_stream_to_what_they_decode_to_at_once(tokenizer, data):
