@@ -22,3 +22,22 @@ def x64():
     """float64 for one test."""
     with jax.enable_x64(True):
         yield
+
+
+@pytest.fixture(scope="session")
+def tiny_run(tmp_path_factory):
+    """The directory of an iSHE language model of 2 layers, trained for 3 steps on a text file."""
+    from jax_extractor.data import DataConfig
+    from jax_extractor.models import ModelConfig
+    from jax_extractor.training import Config, TrainConfig, train
+
+    directory = tmp_path_factory.mktemp("tiny")
+    text = directory / "text.txt"
+    text.write_text("The quick brown fox jumps over the lazy dog: ça, naïve — 42.\n" * 40)
+    config = Config(
+        model=ModelConfig(features=16, num_layers=2, num_heads=2, max_length=16, ffn_features=32),
+        data=DataConfig(source="files", files=(str(text),)),
+        train=TrainConfig(steps=3, batch_size=8, eval_batches=1),
+    )
+    train(config, directory / "run")
+    return directory / "run"

@@ -5,7 +5,7 @@ implementation; here it is the plainest, which recomputes the context for every 
 """
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol, cast
+from typing import Any, NamedTuple, Protocol, cast, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +14,7 @@ from jax_extractor.models import LanguageModel
 from jax_extractor.shapes import Array, Bool, Float, Int, PyTree
 
 
+@runtime_checkable
 class Decoder(Protocol):
     """A language model read token by token. Pure methods on arrays; the object itself is hashable.
 

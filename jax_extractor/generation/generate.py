@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -50,6 +50,7 @@ class GenerationConfig:
         self.sampling.check()
 
 
+@runtime_checkable
 class Writer(Protocol):
     """What text is written with; a `training.Run` is one."""
 
