@@ -193,8 +193,8 @@ def _backward_rule(plan: Plan, residuals, do):
             s = scores(x.q, x.k, x.scale)
             logits = hide(mixed_logits(s, x.pre, x.bias, plan.rates[0], key), allowed)
             w = jnp.exp(logits - norm_i)
-            dw, dpost, dv = weigh_gradients(w, x.post, x.v, plan.rates[1], key, do_i)
-            grads = cut.add(grads, i, j, post=dpost, v=dv)
+            dw, dpost, dv_t = weigh_gradients(w, x.post, x.v, plan.rates[1], key, do_i)
+            grads = cut.add(grads, i, j, post=dpost, v=dv_t)
             s_row = None if s_row is None else _write(s_row, s, j)
             return grads, s_row, _write(w_row, w, j), _write(dw_row, dw, j), total + row_dot(w, dw)
 
@@ -206,8 +206,8 @@ def _backward_rule(plan: Plan, residuals, do):
             ds, dpre, dbias = mixed_logits_gradients(
                 s, x.pre, x.bias, plan.rates[0], key, dlogits
             )
-            dq, dk, dscale = scores_gradients(x.q, x.k, x.scale, ds)
-            return cut.add(grads, i, j, q=dq, k=dk, scale=dscale, pre=dpre, bias=dbias)
+            dq, dk_t, dscale = scores_gradients(x.q, x.k, x.scale, ds)
+            return cut.add(grads, i, j, q=dq, k=dk_t, scale=dscale, pre=dpre, bias=dbias)
 
         def row(heads):
             return jnp.zeros((heads, *row_shape[1:], plan.columns * plan.block), dtype)
@@ -218,9 +218,14 @@ def _backward_rule(plan: Plan, residuals, do):
         grads, s_row, w_row, dw_row, total = lax.fori_loop(0, stop, first_pass, carry)
         return lax.fori_loop(0, stop, second_pass, grads), None
 
-    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, dtype), inputs)
+    zeros = _transpose_memory(jax.tree.map(lambda x: jnp.zeros(x.shape, dtype), inputs))
     grads, _ = lax.scan(block, zeros, jnp.arange(plan.rows))
+    grads = _transpose_memory(grads)
     return jax.tree.map(lambda g, x: g.astype(x.dtype), grads, inputs), None, None
+
+
+def _transpose_memory(grads: Inputs) -> Inputs:
+    return grads._replace(k=jnp.swapaxes(grads.k, -1, -2), v=jnp.swapaxes(grads.v, -1, -2))
 
 
 _tiled.defvjp(_forward_rule, _backward_rule)
@@ -233,6 +238,8 @@ class _Cutter:
         self.plan, self.inputs, self.mask, self.rng = plan, inputs, mask, rng
         padded = (plan.rows * plan.block, plan.columns * plan.block)
         self.axes = tiled_axes(inputs, *padded)
+        column = ((-1, "column"),)
+        self.gradient_axes = self.axes._replace(k=column, v=column)
         self.mask_axes = () if mask is None else _pair_axes(mask, *padded)
 
     def __call__(self, i, j):
@@ -264,7 +271,7 @@ class _Cutter:
             )
 
         sums = {
-            name: jax.tree.map(add, getattr(grads, name), part, getattr(self.axes, name))
+            name: jax.tree.map(add, getattr(grads, name), part, getattr(self.gradient_axes, name))
             for name, part in parts.items()
         }
         return grads._replace(**sums)
