@@ -38,7 +38,7 @@ VALID = jnp.asarray(np.arange(T) >= np.array([[2], [0]]))
 
 def random_variables(module, *args):
     """Random parameters, those included that start at 0 or 1."""
-    shapes = jax.eval_shape(module.init, jax.random.key(0), *args)
+    shapes = jax.eval_shape(lambda key: module.init(key, *args), jax.random.key(0))
     rng = np.random.default_rng(3)
     return jax.tree.map(lambda p: jnp.asarray(rng.normal(size=p.shape) / 2, p.dtype), shapes)
 
