@@ -100,7 +100,7 @@ def modify(
     return logits
 
 
-def sample_keys(seed: int, samples: Int[Array, "B"]) -> Key[Array, "B"]:
+def sample_keys(seed: int | Array, samples: Int[Array, "B"]) -> Key[Array, "B"]:
     """A key for each row from (seed, number of the sample), whatever else is in the batch."""
     return jax.vmap(jax.random.fold_in, (None, 0))(jax.random.key(seed), samples)
 

@@ -7,7 +7,7 @@ import pytest
 from jax_extractor.data.tokenizers import BytesTokenizer
 from jax_extractor.models import LanguageModel, ModelConfig
 
-LENGTH = 8
+LENGTH = 4
 
 
 def make_writer(mixer: str) -> SimpleNamespace:
@@ -18,7 +18,10 @@ def make_writer(mixer: str) -> SimpleNamespace:
     model = LanguageModel(config, 256)
     params = model.init(jax.random.key(3), jnp.zeros((1, LENGTH), jnp.int32))["params"]
     params = jax.tree.map(lambda leaf: 2 * leaf, params)
-    return SimpleNamespace(model=model, params=params, tokenizer=BytesTokenizer())
+    full_pass = jax.jit(lambda tokens: model.apply({"params": params}, tokens)[:, -1])
+    return SimpleNamespace(
+        model=model, params=params, tokenizer=BytesTokenizer(), full_pass=full_pass
+    )
 
 
 @pytest.fixture(scope="session")

@@ -6,12 +6,12 @@ import pytest
 from jax_extractor.errors import UsageError
 from jax_extractor.generation import GenerationConfig, SamplingConfig, beam_search, generate
 
-PROMPTS = ["ab", "longer"]
+PROMPTS = ["ab", "c"]
 
 
 def next_log_probabilities(writer, tokens):
-    logits = writer.model.apply({"params": writer.params}, jnp.asarray(tokens, jnp.int32))
-    return np.asarray(jax.nn.log_softmax(logits[:, -1]), np.float64)
+    logits = writer.full_pass(jnp.asarray(tokens, jnp.int32))
+    return np.asarray(jax.nn.log_softmax(logits), np.float64)
 
 
 def test_a_beam_as_wide_as_the_vocabulary_finds_the_best_of_all_pairs(writer):
@@ -32,7 +32,7 @@ def test_a_beam_as_wide_as_the_vocabulary_finds_the_best_of_all_pairs(writer):
 
 
 def test_a_beam_of_one_is_greedy(writer):
-    config = GenerationConfig(max_tokens=6, sampling=SamplingConfig(temperature=0))
+    config = GenerationConfig(max_tokens=6, sampling=SamplingConfig(temperature=0.0))
     greedy = generate(writer, PROMPTS, config)
     for (beam,), completion in zip(
         beam_search(writer, PROMPTS, width=1, max_tokens=6), greedy, strict=True

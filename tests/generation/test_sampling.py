@@ -1,3 +1,5 @@
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -79,23 +81,26 @@ def test_the_steps_come_in_their_order():
     assert (counts >= 1).all() and (counts <= 9).all()
 
 
-def draw(logits, config, seed=0, samples=None, position=0):
-    logits = jnp.asarray(logits)
-    samples = jnp.arange(len(logits)) if samples is None else jnp.asarray(samples)
-    keys = sample_keys(seed, samples)
+@partial(jax.jit, static_argnums=1)
+def compiled_draw(logits, config, seed, samples, position):
     seen = jnp.zeros(logits.shape, bool)
-    return sample(logits, keys, jnp.asarray(position), config, seen)
+    return sample(logits, sample_keys(seed, samples), position, config, seen)
+
+
+def draw(logits, config, seed=0, samples=None, position=0):
+    samples = jnp.arange(len(logits)) if samples is None else jnp.asarray(samples)
+    return compiled_draw(jnp.asarray(logits), config, seed, samples, position)
 
 
 def test_greedy_takes_the_argmax_whatever_else_is_asked():
-    tokens, _ = draw(LOGITS, SamplingConfig(temperature=0, top_k=3, top_p=0.5, min_p=0.5))
+    tokens, _ = draw(LOGITS, SamplingConfig(temperature=0.0, top_k=3, top_p=0.5, min_p=0.5))
     np.testing.assert_array_equal(tokens, LOGITS.argmax(axis=-1))
 
 
 def test_greedy_heeds_the_penalty():
     logits, config = (
         jnp.asarray([[2.0, 1.9, 0.0]]),
-        SamplingConfig(temperature=0, repetition_penalty=2),
+        SamplingConfig(temperature=0.0, repetition_penalty=2.0),
     )
     seen = jnp.asarray([[True, False, False]])
     tokens, _ = sample(logits, sample_keys(0, jnp.arange(1)), jnp.asarray(0), config, seen)
@@ -103,15 +108,15 @@ def test_greedy_heeds_the_penalty():
 
 
 def test_log_probabilities_are_those_of_the_unmodified_model():
-    config = SamplingConfig(temperature=3, top_k=5, repetition_penalty=2)
+    config = SamplingConfig(temperature=3.0, top_k=5, repetition_penalty=2.0)
     tokens, log_probabilities = draw(LOGITS, config)
     expected = np.log(softmax(LOGITS))[np.arange(len(LOGITS)), np.asarray(tokens)]
     np.testing.assert_allclose(log_probabilities, expected, rtol=1e-6)
 
 
-@pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
+@pytest.mark.parametrize("temperature", [0.5, 2.0])
 def test_frequencies_are_the_softmax(temperature):
-    n, logits = 20_000, LOGITS[0, :6]
+    n, logits = 5_000, LOGITS[0, :6]
     tokens, _ = draw(np.tile(logits, (n, 1)), SamplingConfig(temperature=temperature))
     p = softmax(logits / temperature)
     count = np.bincount(np.asarray(tokens), minlength=6)
@@ -133,7 +138,7 @@ def test_a_row_depends_on_seed_sample_and_position_only():
 
 
 def test_what_is_cut_off_is_never_drawn():
-    config = SamplingConfig(temperature=5, top_k=3)
+    config = SamplingConfig(temperature=5.0, top_k=3)
     drawn = {int(t) for s in range(30) for t in draw(LOGITS[:1], config, seed=s)[0]}
     assert drawn == set(np.argsort(-LOGITS[0])[:3].tolist())
 
@@ -157,10 +162,3 @@ def test_what_is_cut_off_is_never_drawn():
 def test_wrong_fields_are_named(field, value):
     with pytest.raises(UsageError, match=f"^{field}={value}: choose"):
         SamplingConfig(**{field: value}).check()
-
-
-def test_vmap_and_jit_agree_with_the_plain_call():
-    config = SamplingConfig(temperature=0.8, top_p=0.9)
-    plain = draw(LOGITS, config)
-    jitted = jax.jit(lambda z: draw(z, config))(LOGITS)
-    np.testing.assert_array_equal(plain[0], jitted[0])

@@ -1,0 +1,58 @@
+import json
+
+import pytest
+
+from jax_extractor.analysis.cost import Sizes, costs
+from jax_extractor.cli import main
+from jax_extractor.mixers import MIXERS
+
+SIZES = ["--length", "16", "--features", "8", "--num-heads", "2", "--max-length", "12"]
+
+
+def run(capsys, *arguments):
+    return main(["cost", *arguments]), *capsys.readouterr()
+
+
+def test_a_row_for_every_mixer(capsys):
+    status, out, err = run(capsys, *SIZES, "--no-measure")
+    assert (status, err) == (0, "")
+    about, _, headings, *rows = out.splitlines()
+    assert "16 positions of 8 features, 12 offsets, 2 heads" in about
+    assert headings.split() == ["mixer", "parameters", "multiplications", "×", "mha", "method"]
+    expected = costs(Sizes(length=16, features=8, num_heads=2, max_length=12), measure=False)
+    assert [row.split()[:3] for row in rows] == [
+        [row.mixer, f"{row.parameters:,}", f"{row.multiplications:,}"] for row in expected
+    ]
+    assert [row.mixer for row in expected] == list(MIXERS)
+
+
+def test_measured_table_of_chosen_mixers(capsys):
+    status, out, _ = run(
+        capsys, *SIZES, "--mixers", "mha", "me", "--repeats", "1", "--batch-size", "1"
+    )
+    assert status == 0
+    mha, me = (line.split() for line in out.splitlines()[-2:])
+    assert (mha[0], me[0]) == ("mha", "me")
+    assert mha[6] == "1.000" and len(mha) == len(me) == 9
+
+
+def test_json_lines(capsys):
+    status, out, _ = run(capsys, *SIZES, "--json", "--no-measure", "--mixers", "ishe")
+    row = json.loads(out)
+    assert (status, row["mixer"], row["parameters"]) == (0, "ishe", 13 * 64)
+    assert row["forward_ms"] is None
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--mixers", "nha"], "unknown mixer 'nha': choose one of"),
+        (["--features", "0"], "features=0: choose at least 1"),
+        (["--repeats", "0"], "repeats=0: choose at least 1"),
+        (["--features", "9"], "features=9 is not divisible by num_heads=8: choose 8 or 16"),
+    ],
+)
+def test_bad_usage_is_one_line(capsys, flags, message):
+    status, out, err = run(capsys, "--no-measure", *flags)
+    assert (status, out, err.count("\n")) == (2, "", 1)
+    assert message in err
