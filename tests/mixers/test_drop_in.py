@@ -41,8 +41,7 @@ class Model(nn.Module):
     @nn.compact
     def __call__(self, tokens):
         x = nn.Embed(8, 16)(tokens)
-        for _ in range(2):
-            x = self.block()(x)
+        x = self.block()(x)
         return nn.Dense(8)(x)
 
 

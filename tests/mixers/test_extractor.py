@@ -73,9 +73,9 @@ def run(mixer, x, valid=None, seed=0):
     return params, jax.jit(mixer.apply)({"params": params}, x, valid)
 
 
-@pytest.mark.parametrize("length", [3, 10])
 @pytest.mark.parametrize("preset", PRESETS)
-def test_presets_compute_their_equation(x64, preset, length):
+def test_presets_compute_their_equation(x64, preset):
+    length = 10  # above T; the next test has T above L
     kernel, factor, _ = PRESETS[preset]
     x = np.random.default_rng(1).normal(size=(2, 7, 6))
     mixer = preset(max_length=length, num_heads=3, param_dtype=jnp.float64)
@@ -96,7 +96,7 @@ def test_presets_count_the_real_vectors(x64, preset):
     np.testing.assert_allclose(out, expected, rtol=1e-10, atol=1e-12)
 
 
-@settings(max_examples=12, deadline=None, derandomize=True)
+@settings(max_examples=10, deadline=None, derandomize=True)
 @given(
     kernel=st.sampled_from(["matrix", "channel", "head", "scalar"]),
     scale=st.sampled_from([None, "rsqrt"]),
@@ -163,7 +163,7 @@ def test_parameter_counts(length, d, heads):
 
 @pytest.mark.parametrize(
     ("preset", "length", "std"),
-    [(SHE, 16, 1 / 4 / 32**0.5), (ISHE, 9, 1 / 3 / 32**0.5), (HE, 64, 1 / 8), (ME, 4096, 1 / 64)],
+    [(ISHE, 9, 1 / 3 / 32**0.5), (HE, 64, 1 / 8), (ME, 4096, 1 / 64)],
 )
 def test_kernels_start_at_one_over_the_root_of_the_length(preset, length, std):
     x = jnp.zeros((1, 1, 32))
@@ -171,13 +171,14 @@ def test_kernels_start_at_one_over_the_root_of_the_length(preset, length, std):
     sampling_error = (2 * kernel.size) ** -0.5
     assert np.std(np.asarray(kernel)) == pytest.approx(std, rel=4 * sampling_error)
     assert abs(np.mean(np.asarray(kernel))) < 4 * std * kernel.size**-0.5
-    scaled = jax.jit(preset(max_length=length, kernel_scale=3.0).init)(jax.random.key(1), x)
-    np.testing.assert_allclose(
-        scaled["params"]["kernel"],
-        np.asarray(kernel) * 3 * length**0.5,
-        rtol=1e-5,
-        err_msg="kernel_scale",
-    )
+
+
+def test_kernel_scale_sets_the_start():
+    def start(scale):
+        mixer = ME(max_length=64, kernel_scale=scale)
+        return jax.jit(mixer.init)(jax.random.key(1), jnp.zeros((1, 1, 2)))["params"]["kernel"]
+
+    np.testing.assert_allclose(start(3.0), np.asarray(start(None)) * 3 * 8, rtol=1e-5)
 
 
 def test_other_projections_start_with_variance_one_over_the_width():
@@ -186,23 +187,20 @@ def test_other_projections_start_with_variance_one_over_the_width():
         assert np.std(np.asarray(params[name]["kernel"])) == pytest.approx(1 / 8, rel=0.05), name
 
 
-@pytest.mark.parametrize(
-    ("preset", "exponent"), [(SHE, 1.0), (ISHE, 0.0), (HE, 0.0)], ids=["she", "ishe", "he"]
-)
+@pytest.mark.parametrize(("preset", "exponent"), [(SHE, 1.0), (ISHE, 0.0)], ids=["she", "ishe"])
 def test_variance_of_the_extraction_at_unit_kernel_scale(preset, exponent):
-    """Var e_i grows like i for SHE and is 1 at every i with the factor: the reason for iSHE."""
+    """Var e_i is i for SHE and 1 at every i for iSHE: the reason for iSHE."""
     time = features = 48
     x = np.random.default_rng(0).normal(size=(96, time, features))
     x = jnp.asarray(x, jnp.float32)
-    mixer = preset(max_length=time, kernel_scale=1.0, adjust_bias=True, project_outputs=False)
+    mixer = preset(max_length=time, kernel_scale=1.0, adjust_bias=True)
     params = jax.jit(mixer.init)(jax.random.key(1), x)["params"]
     params["adjust"] = {"kernel": jnp.zeros((features, features)), "bias": jnp.ones(features)}
     variance = np.var(np.asarray(jax.jit(mixer.apply)({"params": params}, x)), axis=(0, 2))
     i = np.arange(1, time + 1)
     slope = np.polyfit(np.log(i), np.log(variance), 1)[0]
     assert slope == pytest.approx(exponent, abs=0.08)
-    tolerance = 0.5 if preset is HE else 0.2  # HE's first weights are few: w_1 has D entries
-    np.testing.assert_allclose(variance / i**exponent, 1, atol=tolerance)
+    np.testing.assert_allclose(variance / i**exponent, 1, atol=0.2)
 
 
 @pytest.mark.parametrize(

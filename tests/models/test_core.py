@@ -20,7 +20,7 @@ from jax_extractor.models import (
 
 pytestmark = pytest.mark.core
 
-B, T, D, F, M = 2, 5, 8, 24, 3
+B, T, D, F, M = 2, 5, 8, 24, 2
 SIZES = {"features": D, "num_layers": M, "num_heads": 2, "max_length": 4, "ffn_features": F}
 ARRANGEMENTS = ("mixer-ffn", "ffn-mixer", "mixer", "ffn", "parallel")
 
@@ -169,10 +169,9 @@ def test_dropout_needs_its_key_only_where_it_drops():
     core = Core(config_of(dropout=0.5))
     variables = random_variables(core, rows())
     with pytest.raises(flax.errors.InvalidRngError, match="dropout"):
-        core.apply(variables, rows(), None, False)
-    y, _ = jax.jit(core.apply)(variables, rows())
-    expected, _ = jax.jit(Core(config_of()).apply)(variables, rows())
-    np.testing.assert_array_equal(y, expected)
+        jax.eval_shape(lambda x: core.apply(variables, x, None, False), rows())
+    calm = jax.make_jaxpr(core.apply)(variables, rows())
+    assert str(calm) == str(jax.make_jaxpr(Core(config_of()).apply)(variables, rows()))
 
 
 @pytest.mark.parametrize("scan_layers", [False, True])
@@ -187,8 +186,7 @@ def test_every_layer_drops_entries_of_its_own(scan_layers):
 
     all_rows = np.asarray(jax.jit(run)(jax.random.key(0)))
     kept = [all_rows[m + 1] != all_rows[m] for m in range(M)]
-    for a, b in ((0, 1), (1, 2), (0, 2)):
-        assert 0.3 < (kept[a] == kept[b]).mean() < 0.7
+    assert 0.3 < (kept[0] == kept[1]).mean() < 0.7
 
 
 def loss_of(config, key=None):
@@ -209,8 +207,7 @@ def run(config, variables, key=None):
     return params["params"], inputs, outputs
 
 
-@pytest.mark.parametrize("mixer", ["ishe", "mha"])
-@pytest.mark.parametrize("remat", [False, True])
+@pytest.mark.parametrize(("mixer", "remat"), [("ishe", False), ("mha", True)])
 def test_scanned_layers_equal_unrolled_ones(mixer, remat):
     config = config_of(mixer=mixer)
     variables = random_variables(Core(config), rows())
@@ -236,10 +233,9 @@ def test_scanned_layers_start_different_and_at_the_unrolled_scale():
         assert np.abs(kernel[m] - kernel[m - 1]).mean() > 0.5 * np.std(kernel)
 
 
-@pytest.mark.parametrize("dropout", [0.0, 0.5])
-def test_remat_changes_no_output_and_no_gradient(dropout):
-    config = config_of(dropout=dropout)
-    key = jax.random.key(5) if dropout else None
+def test_remat_changes_no_output_and_no_gradient():
+    """With dropout, whose masks the backward pass has to draw again."""
+    config, key = config_of(dropout=0.5), jax.random.key(5)
     variables = random_variables(Core(config), rows())
     trees_close(
         run(dataclasses.replace(config, remat=True), variables, key), run(config, variables, key)
@@ -297,7 +293,6 @@ def test_stacking_keeps_the_order_of_more_than_ten_layers():
 
 def test_rows_are_returned_on_request_alone():
     core = Core(config_of())
-    variables = random_variables(core, rows())
-    y, nothing = jax.jit(core.apply)(variables, rows())
+    (y, nothing), _ = jax.eval_shape(core.init_with_output, jax.random.key(0), rows())
     assert nothing is None
     assert y.shape == (B, T, D)

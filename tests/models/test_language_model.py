@@ -21,10 +21,10 @@ TOKENS = np.random.default_rng(0).integers(0, V, (B, T))
 POSITIONS = ("learned", "sinusoidal", "rotary", "none")
 ARRANGEMENTS = ("mixer-ffn", "ffn-mixer", "mixer", "ffn", "parallel")
 KINDS = (
-    [{"mixer": name} for name in ("she", "ishe", "he", "we", "me")]
-    + [{"mixer": "mha", "positions": positions} for positions in POSITIONS]
+    [{"mixer": "mha", "positions": positions} for positions in POSITIONS]
     + [{"mixer": "ishe", "max_length": 3, "arrangement": name} for name in ARRANGEMENTS]
-    + [{"mixer": "mha", "arrangement": name} for name in ARRANGEMENTS]
+    + [{"mixer": "mha", "arrangement": name} for name in ("ffn-mixer", "parallel")]
+    + [{"mixer": "he"}]
     + [{"mixer": "mha", "pre_norm": False, "tied": True, "scan_layers": True, "remat": True}]
 )
 every_kind = pytest.mark.parametrize(
@@ -84,7 +84,7 @@ def test_left_padding_changes_no_real_position(kind):
 
 @settings(max_examples=20, deadline=None, derandomize=True)
 @given(
-    kind=st.sampled_from([KINDS[1], *KINDS[5:9]]),
+    kind=st.sampled_from(KINDS[:5]),
     lengths=st.lists(st.integers(0, T), min_size=B, max_size=B),
     t=st.integers(0, T - 1),
 )
@@ -118,9 +118,11 @@ def test_the_receptive_field_is_a_window_per_layer():
 
 
 @pytest.mark.parametrize("positions", POSITIONS)
-@pytest.mark.parametrize("tied", [False, True])
-def test_is_the_composition_of_its_parts(positions, tied):
-    fields = {"mixer": "mha", "positions": positions, "tied": tied}
+def test_is_the_composition_of_its_parts(positions):
+    fields = {"mixer": "mha", "positions": positions}
+    tied = positions == "sinusoidal"
+    if tied:
+        fields["tied"] = True
     params, run = runner(**fields)
     names = {"embed", "core", "final_norm"} | ({"positions"} if positions == "learned" else set())
     assert set(params) == names | (set() if tied else {"softmax"})
@@ -156,17 +158,19 @@ def test_sinusoids():
 @pytest.mark.parametrize("tied", [False, True])
 def test_bfloat16_compute_has_float32_parameters_and_logits(tied):
     model, single = build(tied=tied, dtype="bfloat16"), build(tied=tied)
+    apply = jax.jit(functools.partial(model.apply, return_rows=True))
     variables = variables_of(single)
-    shapes = jax.eval_shape(model.init, jax.random.key(0), jnp.asarray(TOKENS))
+    with jax.numpy_dtype_promotion("standard"):  # Flax's LayerNorm promotes implicitly
+        shapes = jax.eval_shape(model.init, jax.random.key(0), jnp.asarray(TOKENS))
+        logits, rows = apply(variables, jnp.asarray(TOKENS))
     assert {leaf.dtype for leaf in jax.tree.leaves(shapes)} == {jnp.dtype("float32")}
-    tokens = jnp.asarray(TOKENS)
-    logits, rows = jax.jit(functools.partial(model.apply, return_rows=True))(variables, tokens)
     assert (logits.dtype, rows.dtype) == (jnp.float32, jnp.bfloat16)
-    expected = np.asarray(jax.jit(single.apply)(variables, tokens))
+    expected = np.asarray(jax.jit(single.apply)(variables, jnp.asarray(TOKENS)))
     error = np.abs(np.asarray(logits) - expected)
     assert 0 < error.max() < 0.05 * np.abs(expected).max()
     # The logits themselves are not rounded to bfloat16.
-    assert (logits != logits.astype(jnp.bfloat16).astype(jnp.float32)).mean() > 0.9
+    rounded = np.asarray(logits.astype(jnp.bfloat16).astype(jnp.float32))
+    assert (np.asarray(logits) != rounded).mean() > 0.9
 
 
 def test_dropout_on_the_embedding():
