@@ -114,6 +114,9 @@ class Extractor(nn.Module):
                 method=self.method,
                 precision=self.precision,
             )
+            if valid is not None:  # exactly 0 before the first real vector, by any method
+                begun = jnp.cumsum(valid, axis=1, dtype=jnp.int32)[..., None] > 0
+                extracted = jnp.where(begun, extracted, 0)
         adjusted = extracted * self._adjustment(x)
         return self._projection(adjusted, "output") if self.project_outputs else adjusted
 
@@ -126,7 +129,9 @@ class Extractor(nn.Module):
         fresh = not self.has_variable("cache", "stream")
         plan = self.variable("plan", "plan", ops.plan_stream, weights, scale=self.scale)
         batch = values.shape[:1]
-        state = self.variable("cache", "stream", lambda: ops.init_stream(plan.value, batch))
+        state = self.variable(
+            "cache", "stream", lambda: ops.init_stream(plan.value, batch, features=values.shape[-1])
+        )
         if fresh:
             y, state.value = ops.stream_prefill(plan.value, state.value, values, valid)
             return y
