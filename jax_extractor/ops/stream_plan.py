@@ -58,12 +58,17 @@ class StreamPlan:
     @property
     def work_dtype(self):
         """The dtype of the state and of all sums: float64 for float64 weights, else float32."""
-        return jnp.promote_types(self.dtype, jnp.float32)
+        return working_dtype(self.dtype)
 
 
 def ceil_power(n: int) -> int:
     """The smallest power of two that is at least n."""
     return 1 << (n - 1).bit_length()
+
+
+def working_dtype(dtype) -> jnp.dtype:
+    """float64 for float64, else float32."""
+    return jnp.dtype(jnp.float64 if jnp.dtype(dtype) == jnp.float64 else jnp.float32)
 
 
 def window_dft(ring: int) -> Dft:
@@ -93,8 +98,7 @@ def plan_stream(w: Array, *, scale: str | None = None) -> StreamPlan:
     """
     check_weights(w, scale)
     length, form = w.shape[0], w.ndim
-    dtype = jnp.promote_types(w.dtype, jnp.float32)
-    weights = w.astype(dtype)
+    weights = w.astype(working_dtype(w.dtype))
     if form < 3:
         weights = weights.reshape(length, 1, -1)
     ring = ceil_power(length)

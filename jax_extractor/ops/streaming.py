@@ -34,8 +34,9 @@ class StreamState:
     position (): tokens since the prompt, modulo R once it has passed R (R the window's power of
       two); shared by the batch, every other leaf has the batch axes in front.
     recent (*B, G, D): the last G vectors, newest last.
-    inputs (*B, R, D), pending (*B, R, E): vectors of the running block of R tokens, and what older
-      vectors contribute to its outputs. R = 0 where `recent` is the whole window.
+    inputs (*B, R, D): the vectors of the running block of R tokens, written G at a time;
+      pending (*B, R, E): what older vectors contribute to the block's outputs. Both are empty where
+      `recent` is the whole window.
     valid (*B, R): which of the last R vectors were real; count (*B): how many of the last L.
       Both are None without the scale.
     """
@@ -132,10 +133,8 @@ def advance(
     y = head_product(plan, recent)
     if not plan.sizes:
         return y, replace(state, recent=recent)
-    pending = add_tile(plan, state)
-    at = state.position % plan.ring
-    y = y + lax.dynamic_slice_in_dim(pending, at, 1, 1)[:, 0]
-    inputs = lax.dynamic_update_slice_in_dim(state.inputs, x[:, None], at, 1)
+    inputs, pending = add_tile(plan, state)
+    y = y + lax.dynamic_slice_in_dim(pending, state.position % plan.ring, 1, 1)[:, 0]
     return y, replace(state, recent=recent, inputs=inputs, pending=pending)
 
 
@@ -147,22 +146,39 @@ def head_product(plan: StreamPlan, recent: Float[Array, "B G D"]) -> Float[Array
     return jnp.matmul(recent.reshape(-1, weights.shape[0]), weights, precision="highest")
 
 
-def add_tile(plan: StreamPlan, state: StreamState) -> Float[Array, "B R E"]:
-    """Adds the tile that is due at this position, if one is."""
-    n = state.position
-    level = lax.population_count((n & -n) - 1) - plan.leaf.bit_length() + 2
-    level = jnp.where(n == 0, 0, jnp.clip(level, 0, len(plan.sizes)))
-    branches = [lambda inputs, pending, n: pending]
-    branches += [partial(tile, plan, size) for size in plan.sizes]
-    return lax.switch(level, branches, state.inputs, state.pending, n % plan.ring)
+def add_tile(
+    plan: StreamPlan, state: StreamState
+) -> tuple[Float[Array, "B R D"], Float[Array, "B R E"]]:
+    """`inputs` and `pending` after the tile that is due at this position, if one is."""
+    n, leaf, ring = state.position, plan.leaf, plan.ring
+    at = n % ring
+    size = jnp.minimum(n & -n, ring)
+
+    def due(buffers):
+        inputs, pending = buffers
+        inputs = lax.dynamic_update_slice_in_dim(inputs, state.recent, (at - leaf) % ring, 1)
+        for u in plan.sizes:
+            pending = in_place_if(size == u, partial(tile, plan, u, inputs, at), pending)
+        return inputs, pending
+
+    return in_place_if(size >= leaf, due, (state.inputs, state.pending))
+
+
+def in_place_if(condition: Bool[Array, ""], f, buffers: PyTree) -> PyTree:
+    """f(buffers) if the condition holds, else buffers, as a loop of at most one turn.
+
+    `lax.cond` copies the buffers at every call (XLA on CPU, jax 0.10); a loop leaves them in place.
+    """
+    turn = (condition, buffers)
+    return lax.while_loop(lambda c: c[0], lambda c: (jnp.zeros((), bool), f(c[1])), turn)[1]
 
 
 def tile(
     plan: StreamPlan,
     size: int,
     inputs: Float[Array, "B R D"],
-    pending: Float[Array, "B R E"],
     at: Int[Array, ""],
+    pending: Float[Array, "B R E"],
 ) -> Float[Array, "B R E"]:
     """Adds the contribution of the newest `size` inputs to the next `size` outputs."""
     ring = plan.ring
@@ -172,8 +188,7 @@ def tile(
     spectrum = plan.tiles[plan.sizes.index(size)] if 2 * size < ring else plan.window[0]
     xs = lax.dynamic_slice_in_dim(inputs, at - size, size, 1)
     z = multiply(forward(xs, constants), spectrum, plan.form)
-    half = slice(2 * size // constants.n2 // 2, None)
-    y = backward(z, constants, half)
+    y = backward(z, constants, slice(size // constants.n2, None))
     y = y + lax.dynamic_slice_in_dim(pending, at, size, 1)
     return lax.dynamic_update_slice_in_dim(pending, y, at, 1)
 
@@ -354,8 +369,9 @@ def check_vectors(plan, state, x, valid, ndim) -> jnp.dtype:
         raise UsageError(f"x has shape {x.shape}: the state asks for {want}")
     if not jnp.issubdtype(x.dtype, jnp.floating):
         raise UsageError(f"x has dtype {x.dtype}: give a floating-point array")
-    dtype = jnp.promote_types(x.dtype, plan.dtype)
-    if jnp.promote_types(dtype, plan.work_dtype) != plan.work_dtype:
+    with jax.numpy_dtype_promotion("standard"):
+        dtype = jnp.promote_types(x.dtype, plan.dtype)
+    if dtype == jnp.float64 and plan.work_dtype != jnp.float64:
         raise UsageError(
             f"x has dtype {x.dtype} and the plan {plan.dtype}: cast x or plan in {dtype}"
         )
