@@ -5,11 +5,11 @@ from functools import partial
 from typing import NamedTuple
 
 import jax
-import jax.numpy as jnp
+import numpy as np
 
 from jax_extractor.data import Batch
 from jax_extractor.errors import UsageError
-from jax_extractor.shapes import PyTree
+from jax_extractor.shapes import Array, PyTree
 from jax_extractor.training.config import TrainConfig
 from jax_extractor.training.sharding import batch_sharding, make_mesh, place, state_shardings
 from jax_extractor.training.step import StepFunction, TrainState, jit_step, pmap_step
@@ -58,8 +58,9 @@ def make_placement(
         return Placement(
             like=like,
             create=create,
-            spread=partial(jax.tree.map, lambda x: jnp.broadcast_to(x, (devices, *x.shape))),
-            gather=partial(jax.tree.map, lambda x: x[0]),
+            # By way of the host, since pmap takes no array that lies on another mesh than its own.
+            spread=partial(jax.tree.map, lambda x: np.broadcast_to(x, (devices, *x.shape))),
+            gather=partial(jax.tree.map, _first_replica),
             place_batch=partial(
                 jax.tree.map, lambda rows: rows.reshape(devices, -1, *rows.shape[1:])
             ),
@@ -73,3 +74,7 @@ def make_placement(
         place_batch=lambda batch: place(batch, batch_sharding(mesh)),
         step=jit_step(step, mesh, abstract),
     )
+
+
+def _first_replica(x: Array) -> Array:
+    return jax.device_put(np.asarray(x.addressable_shards[0].data)[0])

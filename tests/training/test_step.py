@@ -1,0 +1,162 @@
+"""The step: loss and gradients against a plain reference, accumulation, weights, donation."""
+
+from functools import partial
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from jax_extractor.data import Batch
+from jax_extractor.models import LanguageModel, ModelConfig
+from jax_extractor.training import OptimizerConfig, initial_state, make_optimizer, train_step
+from jax_extractor.training.sharding import batch_sharding, make_mesh, place, state_shardings
+from jax_extractor.training.step import jit_step, summed_loss
+
+MODEL = ModelConfig(mixer="ishe", features=8, num_layers=1, max_length=6, ffn_features=16)
+V = 11
+
+
+def random_batch(seed, rows=8, length=6, real=0.7):
+    rng = np.random.default_rng(seed)
+    inputs, targets = rng.integers(0, V, (2, rows, length)).astype(np.int32)
+    weights = (rng.random((rows, length)) < real).astype(np.float32)
+    weights[:, 0] = 1
+    return Batch(inputs, targets, weights)
+
+
+def keep_gradients():
+    """An optimizer that leaves the parameters alone and keeps the gradients as its state."""
+    return optax.GradientTransformation(
+        lambda params: jax.tree.map(jnp.zeros_like, params),
+        lambda grads, _, params: (jax.tree.map(jnp.zeros_like, params), grads),
+    )
+
+
+def one_step(batch, accumulate=1, config=MODEL, step=0, seed=3):
+    """(loss, gradients) of a step from the initial parameters."""
+    model, optimizer = LanguageModel(config, V), keep_gradients()
+    state = initial_state(model, optimizer, seed)._replace(step=jnp.int32(step))
+    run = partial(
+        train_step,
+        model=model,
+        optimizer=optimizer,
+        schedule=optax.constant_schedule(0.5),
+        accumulate=accumulate,
+    )
+    after, metrics = jax.jit(run)(state, batch)
+    assert int(after.step) == step + 1
+    assert float(metrics["learning_rate"]) == 0.5
+    np.testing.assert_allclose(metrics["grad_norm"], optax.tree.norm(after.opt_state), rtol=1e-6)
+    return float(metrics["loss"]), after.opt_state
+
+
+def assert_trees_close(got, want, rtol=2e-5, atol=1e-7):
+    got, want = jax.tree.leaves(got), jax.tree.leaves(want)
+    for a, b in zip(got, want, strict=True):
+        np.testing.assert_allclose(a, b, rtol=rtol, atol=atol)
+
+
+def test_loss_and_gradients_against_a_plain_reference():
+    batch = random_batch(0)
+    model = LanguageModel(MODEL, V)
+    params = initial_state(model, keep_gradients(), 3).params
+
+    def reference(params):
+        log_p = jax.nn.log_softmax(model.apply({"params": params}, jnp.asarray(batch.inputs)))
+        real = [  # one token after the other, as the definition says
+            -log_p[b, t, batch.targets[b, t]]
+            for b in range(8)
+            for t in range(6)
+            if batch.weights[b, t]
+        ]
+        return jnp.stack(real).mean()
+
+    loss, grads = one_step(batch)
+    want, want_grads = jax.jit(jax.value_and_grad(reference))(params)
+    np.testing.assert_allclose(loss, want, rtol=1e-6)
+    assert_trees_close(grads, want_grads)
+    assert all(np.abs(g).max() > 0 for g in jax.tree.leaves(grads))
+
+
+def test_the_loss_in_numpy():
+    batch = random_batch(1)
+    model = LanguageModel(MODEL, V)
+    params = initial_state(model, keep_gradients(), 3).params
+    logits = np.float64(model.apply({"params": params}, jnp.asarray(batch.inputs)))
+    p = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
+    nats = -np.log(np.take_along_axis(p, batch.targets[..., None], -1)[..., 0])
+    total, count = jax.jit(partial(summed_loss, model))(params, batch)
+    assert float(count) == batch.weights.sum()
+    np.testing.assert_allclose(total, (nats * batch.weights).sum(), rtol=1e-6)
+
+
+@pytest.mark.parametrize("accumulate", [2, 4])
+def test_accumulation_changes_nothing(accumulate):
+    """Rows have unequal numbers of real tokens, so a mean of means would differ."""
+    batch = random_batch(2)
+    batch.weights[1::2, 1:] = 0
+    loss, grads = one_step(batch)
+    other_loss, other_grads = one_step(batch, accumulate)
+    np.testing.assert_allclose(other_loss, loss, rtol=1e-6)
+    assert_trees_close(other_grads, grads)
+
+
+def test_only_real_tokens_count():
+    batch = random_batch(3, rows=4)
+    loss, grads = one_step(batch)
+    padding = random_batch(4, rows=4)._replace(weights=np.zeros((4, 6), np.float32))
+    padded = Batch(*(np.concatenate(pair) for pair in zip(batch, padding, strict=True)))
+    for accumulate in (1, 2):
+        other_loss, other_grads = one_step(padded, accumulate)
+        np.testing.assert_allclose(other_loss, loss, rtol=1e-6)
+        assert_trees_close(other_grads, grads)
+
+
+def test_dropout_is_a_function_of_seed_and_step():
+    config = ModelConfig(**(vars(MODEL) | {"dropout": 0.5}))
+    batch = random_batch(5)
+    first, again, later = (one_step(batch, config=config, step=s)[0] for s in (0, 0, 1))
+    assert first == again
+    assert abs(first - later) > 1e-3
+    # Equal rows in two micro-batches are dropped differently.
+    twice = Batch(*(np.repeat(part[:4], 2, axis=0) for part in batch))
+    half = Batch(*(part[:4] for part in batch))
+    mean = one_step(twice, accumulate=2, config=config)[0]
+    assert abs(mean - one_step(half, accumulate=1, config=config)[0]) > 1e-3
+
+
+def test_the_initial_state_is_a_function_of_the_seed():
+    model, (optimizer, _) = LanguageModel(MODEL, V), make_optimizer(OptimizerConfig(), 10)
+    a, b, c = (initial_state(model, optimizer, seed) for seed in (1, 1, 2))
+    chex.assert_trees_all_equal(a, b)
+    assert not np.array_equal(a.rng, c.rng)
+    kernel = [s.params["softmax"]["kernel"] for s in (a, c)]
+    assert np.abs(kernel[0] - kernel[1]).max() > 0.1
+
+
+@pytest.fixture(scope="module")
+def compiled():
+    """(state, step, batches) on a 4×2 mesh, traced at most once."""
+    model, (optimizer, schedule) = LanguageModel(MODEL, V), make_optimizer(OptimizerConfig(), 10)
+    mesh = make_mesh(2)
+    state = initial_state(model, optimizer, 0)
+    run = partial(train_step, model=model, optimizer=optimizer, schedule=schedule)
+    chex.clear_trace_counter()
+    step = jit_step(chex.assert_max_traces(run, n=1), mesh, state)
+    state = jax.device_put(state, state_shardings(mesh, state))
+    return state, step, [place(random_batch(s), batch_sharding(mesh)) for s in range(6)]
+
+
+def test_one_trace_donated_buffers_and_no_transfer(compiled):
+    state, step, batches = compiled
+    state, _ = step(state, batches[0])
+    with jax.transfer_guard("disallow"):  # nothing goes to or comes from the host unasked
+        for batch in batches[1:]:
+            before = jax.tree.leaves((state.params, state.opt_state, state.rng))
+            state, metrics = step(state, batch)
+            assert all(leaf.is_deleted() for leaf in before)
+    assert int(state.step) == 6
+    assert np.isfinite(float(metrics["loss"]))
