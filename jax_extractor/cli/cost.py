@@ -77,5 +77,5 @@ def _cells(row: Cost) -> list[str]:
     ]
 
 
-def _shown(value: float | None, how: str) -> str:
+def _shown(value: int | float | None, how: str) -> str:
     return "–" if value is None else format(value, how)
