@@ -1,13 +1,14 @@
 """What decoding needs of W, computed once per model."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 from jax_extractor.errors import UsageError
-from jax_extractor.ops.stream_dft import Dft, dft, second_factor, transform
+from jax_extractor.ops.dft import Dft, times_i, transform
 from jax_extractor.shapes import Array, Float, PyTree
 
 LEAF = 8
@@ -15,7 +16,7 @@ LEAF = 8
 
 @partial(
     jax.tree_util.register_dataclass,
-    data_fields=["head", "tiles", "window"],
+    data_fields=["head", "tiles", "far"],
     meta_fields=["length", "form", "scale", "dtype"],
 )
 @dataclass(frozen=True)
@@ -23,15 +24,16 @@ class StreamPlan:
     """W as `stream_step` and `stream_prefill` read it. Leaves: arrays; static: the four last.
 
     head (G, D, E): W_G..W_1, the newest offset last, for the direct product.
-    tiles: one spectrum (F, 2D, E) for each tile size G, 2G, ..., R/4 (R the window's power of two),
-      real parts over imaginary parts, of the offsets a tile meets, those of `head` set to zero.
-    window: the spectrum of all offsets in two parts; the even one is also the tile size R/2's.
+    tiles: one spectrum (U, 2D, E) for each tile size U = G, 2G, ..., R/2 (R the window's power of
+      two), real parts over imaginary parts: W'' + i W' in the transform of `dft`, W' the first U
+      offsets and W'' the next U. The offsets of `head` count as zero here.
+    far: W'' of the size R/2 alone.
     For the forms (L, D) and (L,) the last two axes are (2, D) and (2, 1), head's last is D or 1.
     """
 
     head: PyTree
     tiles: PyTree
-    window: PyTree
+    far: PyTree
     length: int
     form: int
     scale: str | None
@@ -71,20 +73,17 @@ def working_dtype(dtype) -> jnp.dtype:
     return jnp.dtype(jnp.float64 if jnp.dtype(dtype) == jnp.float64 else jnp.float32)
 
 
-def window_dft(ring: int) -> Dft:
-    """The DFT of 2R points."""
-    return dft(2 * ring, second_factor(2 * ring))
-
-
-def tile_dft(size: int, ring: int) -> Dft:
-    """The DFT of a tile's 2U points; at U = R/2 it takes the factors of the window's."""
-    return dft(2 * size, second_factor(4 * size if 2 * size == ring else 2 * size))
+def tile_dft(size: int) -> Dft:
+    """The DFT of a tile of 2^k vectors, at the least N1 + 2 N2 (one stage for the small ones)."""
+    factors = [1 << k for k in range((size.bit_length() + 1) // 2)]
+    n2 = min(factors, key=lambda n2: size // n2 + 2 * n2 + 12 * (n2 > 1))
+    return Dft(size // n2, n2, lax.Precision.HIGHEST)
 
 
 def plan_stream(w: Array, *, scale: str | None = None) -> StreamPlan:
     """Transforms W for decoding: once per model, never inside the loop over tokens.
 
-    Formula: the spectra of W_1..W_2U (zero beyond W_L) for the tile sizes U of `stream_step`.
+    Formula: the transforms of W_1..W_2U (zero beyond W_L) for the tile sizes U of `stream_step`.
 
     Shapes: w (L, D, E), (L, D) or (L,), any L >= 1. The plan is a pytree of about three times W's
     size; under `jax.vmap` (stacked layers) its arrays get the leading axis, and `lax.scan` over
@@ -103,26 +102,28 @@ def plan_stream(w: Array, *, scale: str | None = None) -> StreamPlan:
         weights = weights.reshape(length, 1, -1)
     ring = ceil_power(length)
     leaf = min(LEAF, ring)
-    padded = jnp.pad(weights, [(0, 2 * ring - length), (0, 0), (0, 0)])
-    head = padded[:leaf][::-1]
+    padded = jnp.pad(weights, [(0, ring - length), (0, 0), (0, 0)])
+    plan = StreamPlan(padded[:leaf][::-1], (), (), length, form, scale, str(w.dtype))
     tail = padded.at[:leaf].set(0)
-    plan = StreamPlan(head, (), (), length, form, scale, str(w.dtype))
-    if not plan.sizes:
-        return plan
-    tiles = tuple(spectra(tail[: 2 * u], tile_dft(u, ring)) for u in plan.sizes[:-2])
-    constants = window_dft(ring)
-    window = spectra(tail[:ring], constants)
-    evens = tile_dft(ring // 2, ring).frequencies
-    return StreamPlan(
-        head, tiles, (window[:evens], window[evens:]), length, form, scale, str(w.dtype)
-    )
+    tiles: list[Array] = []
+    far: PyTree = ()
+    for size in plan.sizes[:-1]:
+        near = spectrum(tail[:size])
+        far = spectrum(tail[size : 2 * size])
+        tiles.append(stack_rows(far + times_i(near)))
+    return replace(plan, tiles=tuple(tiles), far=stack_rows(far) if tiles else ())
 
 
-def spectra(weights: Float[Array, "U D E"], constants: Dft) -> Float[Array, "F Q E"]:
-    """The spectrum of weights over offsets, real parts over imaginary ones (Q = 2D)."""
-    offsets, features, outputs = weights.shape
-    out = transform(weights.reshape(offsets, features * outputs), constants)
-    return out.reshape(-1, 2 * features, outputs)
+def spectrum(weights: Float[Array, "U D E"]) -> Float[Array, "U 2 D E"]:
+    """The transform over offsets, with the inverse's 1/U."""
+    size = weights.shape[0]
+    out = transform(weights.reshape(size, -1) / size, tile_dft(size))
+    return out.reshape(size, 2, *weights.shape[1:])
+
+
+def stack_rows(spectra: Float[Array, "U 2 D E"]) -> Float[Array, "U Q E"]:
+    """Real rows over imaginary rows, Q = 2D."""
+    return spectra.reshape(spectra.shape[0], -1, spectra.shape[-1])
 
 
 def check_weights(w, scale) -> None:

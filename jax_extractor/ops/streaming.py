@@ -8,8 +8,8 @@ import jax.numpy as jnp
 from jax import lax
 
 from jax_extractor.errors import UsageError
-from jax_extractor.ops.stream_dft import Dft, inverse, transform
-from jax_extractor.ops.stream_plan import StreamPlan, plan_stream, tile_dft, window_dft
+from jax_extractor.ops.dft import times_i, times_minus_i, transform, transposed
+from jax_extractor.ops.stream_plan import StreamPlan, plan_stream, tile_dft
 from jax_extractor.shapes import Array, Bool, Float, Int, PyTree
 
 __all__ = [
@@ -181,63 +181,52 @@ def tile(
     pending: Float[Array, "B R E"],
 ) -> Float[Array, "B R E"]:
     """Adds the contribution of the newest `size` inputs to the next `size` outputs."""
-    ring = plan.ring
-    if size == ring:
-        return window_outputs(plan, inputs, slice(window_first(ring), None))
-    constants = tile_dft(size, ring)
-    spectrum = plan.tiles[plan.sizes.index(size)] if 2 * size < ring else plan.window[0]
+    if size == plan.ring:
+        return window_tile(plan, inputs)
     xs = lax.dynamic_slice_in_dim(inputs, at - size, size, 1)
-    z = multiply(forward(xs, constants), spectrum, plan.form)
-    y = backward(z, constants, slice(size // constants.n2, None))
+    y = backward(multiply(forward(xs), plan.tiles[plan.sizes.index(size)], plan.form))
     y = y + lax.dynamic_slice_in_dim(pending, at, size, 1)
     return lax.dynamic_update_slice_in_dim(pending, y, at, 1)
 
 
-def window_first(ring: int) -> int:
-    """Where n1 of the second half of the window's DFT starts."""
-    return ring // window_dft(ring).n2
+def window_tile(plan: StreamPlan, inputs: Float[Array, "B R D"]) -> Float[Array, "B R E"]:
+    """All that a full block of R inputs leaves to the next R outputs, in halves of the block."""
+    batch, ring, features = inputs.shape
+    z = forward(inputs.reshape(2 * batch, ring // 2, features))
+    z = z.reshape(ring // 2, 2, batch, 2, features)
+    far = times_i(multiply(z, plan.far, plan.form))
+    near = multiply(z[..., 1, :], plan.tiles[-1], plan.form)
+    y = backward(jnp.stack([near + far[..., 0, :], far[..., 1, :]], 3))
+    return y.reshape(batch, ring, -1)
 
 
-def window_outputs(
-    plan: StreamPlan, blocks: Float[Array, "B R D"], half: slice
-) -> Float[Array, "B U E"]:
-    """Blocks of R vectors through all of W: outputs beside the block, beyond it, or both."""
-    constants = window_dft(plan.ring)
-    z = forward(blocks, constants)
-    evens = plan.window[0].shape[0]
-    parts = (z[:evens], z[evens:])
-    products = [multiply(a, b, plan.form) for a, b in zip(parts, plan.window, strict=True)]
-    return backward(jnp.concatenate(products), constants, half)
-
-
-def forward(xs: Float[Array, "B U D"], constants: Dft) -> Float[Array, "F 2 B D"]:
-    """The spectra of vectors over time."""
+def forward(xs: Float[Array, "B U D"]) -> Float[Array, "U 2 B D"]:
+    """The transforms of vectors over time."""
     batch, size, features = xs.shape
     z = jnp.moveaxis(xs, 0, 1).reshape(size, batch * features)
-    return transform(z, constants).reshape(-1, 2, batch, features)
+    return transform(z, tile_dft(size)).reshape(size, 2, batch, features)
 
 
-def backward(z: Float[Array, "F 2 B E"], constants: Dft, half: slice) -> Float[Array, "B U E"]:
-    """The vectors over time of spectra."""
-    _, _, batch, outputs = z.shape
-    y = inverse(z.reshape(-1, 2, batch * outputs), constants, half)
-    return jnp.moveaxis(y.reshape(-1, batch, outputs), 1, 0)
+def backward(z: Float[Array, "U 2 *B E"]) -> Float[Array, "*B U E"]:
+    """The vectors over time of transforms; 1/U is in the plan."""
+    size, _, *batch, outputs = z.shape
+    y = transposed(z.reshape(size, 2, -1), tile_dft(size))
+    return jnp.moveaxis(y.reshape(size, *batch, outputs), 0, -2)
 
 
 def multiply(
-    z: Float[Array, "F 2 B D"], spectrum: Float[Array, "F Q W"], form: int
-) -> Float[Array, "F 2 B E"]:
+    z: Float[Array, "U 2 *B D"], spectrum: Float[Array, "U Q W"], form: int
+) -> Float[Array, "U 2 *B E"]:
     """One complex product per frequency, as the real one [[r, -i], [i, r]] [Wr; Wi]."""
-    real, imag = z[:, 0], z[:, 1]
+    size, _, *batch, features = z.shape
+    z = z.reshape(size, 2, -1, features)
+    rows = jnp.stack([z, times_i(z)], 3)
     if form < 3:
-        wr, wi = spectrum[:, :1], spectrum[:, 1:]
-        return jnp.stack([real * wr - imag * wi, real * wi + imag * wr], 1)
-    frequencies, batch, features = real.shape
-    rows = jnp.stack([jnp.stack([real, -imag], 2), jnp.stack([imag, real], 2)], 1)
-    rows = rows.reshape(frequencies, 2 * batch, 2 * features)
+        return jnp.sum(rows * spectrum[:, None, None], 3).reshape(size, 2, *batch, features)
+    rows = rows.reshape(size, -1, 2 * features)
     dims = (((2,), (1,)), ((0,), (0,)))
     out = lax.dot_general(rows, spectrum, dims, precision=lax.Precision.HIGHEST)
-    return out.reshape(frequencies, 2, batch, -1)
+    return out.reshape(size, 2, *batch, -1)
 
 
 def stream_prefill(
@@ -245,9 +234,10 @@ def stream_prefill(
 ) -> tuple[Array, StreamState]:
     """Takes a whole prompt into a fresh state: its outputs, and its part in all that follow.
 
-    Formula: blocks of R vectors (zeros in front of the first) each through the spectrum of all of
-    W; the second half of a block's 2R outputs belongs to the next block, that of the last block
-    to the R outputs after the prompt. Then `stream_step` goes on as from a fresh schedule.
+    Formula: blocks of R/2 vectors (zeros in front of the first), each through the transforms of the
+    first and the second half of W, so that it reaches its own outputs and those of the next two
+    blocks; what reaches beyond the prompt is pending. Then `stream_step` goes on as from a fresh
+    schedule.
 
     Shapes: x (*B, P, D) with any P >= 0; valid (*B, P) bool or None, False for the zeros in front
     of shorter prompts; y (*B, P, E).
@@ -281,6 +271,9 @@ def stream_prefill(
         real = jnp.ones((*batch, time), bool) if valid is None else valid
         factor, state = count_prompt(plan, state, real)
         y = y * factor[..., None]
+    if valid is not None:  # exactly 0 before the first real vector
+        begun = jnp.cumsum(valid, -1, dtype=jnp.int32)[..., None] > 0
+        y = jnp.where(begun, y, jnp.zeros((), y.dtype))
     return y.astype(dtype), state
 
 
@@ -289,14 +282,19 @@ def prefill_blocks(
 ) -> tuple[Float[Array, "B P E"], Float[Array, "B R E"]]:
     """The prompt's outputs beyond the head's offsets, and what it leaves pending."""
     batch, time, features = xs.shape
-    ring = plan.ring
-    count = -(-time // ring)
-    blocks = jnp.pad(xs, [(0, 0), (count * ring - time, 0), (0, 0)])
-    out = window_outputs(plan, blocks.reshape(batch * count, ring, features), slice(None))
-    out = out.reshape(batch, count, 2, ring, -1)
-    carried = jnp.pad(out[:, :-1, 1], [(0, 0), (1, 0), (0, 0), (0, 0)])
-    y = (out[:, :, 0] + carried).reshape(batch, count * ring, -1)
-    return y[:, count * ring - time :], out[:, -1, 1]
+    size = plan.ring // 2
+    count = -(-time // size)
+    start = count * size - time
+    blocks = jnp.pad(xs, [(0, 0), (start, 0), (0, 0)]).reshape(batch * count, size, features)
+    z = forward(blocks).reshape(size, 2, batch, count, features)
+    near, far = (multiply(z, w, plan.form) for w in (plan.tiles[-1], plan.far))
+
+    def later(spectra, by):
+        return jnp.pad(spectra, [(0, 0)] * 3 + [(by, 2 - by), (0, 0)])
+
+    total = later(times_minus_i(near - far), 0) + later(near, 1) + later(times_i(far), 2)
+    out = backward(total).reshape(batch, (count + 2) * size, -1)
+    return out[:, start : start + time], out[:, count * size :]
 
 
 def count_valid(
