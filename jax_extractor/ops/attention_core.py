@@ -24,7 +24,7 @@ def attend(inputs: Inputs, mask, *, causal, rates, rng) -> Float[Array, "Hv *B T
 
 
 def scores(
-    q: Float[Array, "Hk *B T K"], k: Float[Array, "Hk *B S K"], scale: Float[Array, ""]
+    q: Float[Array, "Hk *B T K"], k: Float[Array, "Hk *B S K"], scale
 ) -> Float[Array, "Hk *B T S"]:
     """J = scale · QKᵀ, per key head, accumulated and kept in at least float32."""
     dtype = accumulator(q)

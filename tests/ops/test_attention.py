@@ -7,15 +7,17 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jax_extractor import ops
 from jax_extractor.errors import UsageError
-from jax_extractor.ops import (
-    DynamicMixing,
-    attention_maps,
-    dot_product_attention,
-    talking_heads_attention,
-)
+from jax_extractor.ops import DynamicMixing
 
 pytestmark = pytest.mark.core
+
+# Compiled, because operation by operation most of a test's time would be compilation.
+OPTIONS = ("causal", "block_size", "dropout")
+talking_heads_attention = jax.jit(ops.talking_heads_attention, static_argnames=OPTIONS)
+dot_product_attention = jax.jit(ops.dot_product_attention, static_argnames=OPTIONS)
+attention_maps = jax.jit(ops.attention_maps, static_argnames="causal")
 
 GOLDEN = np.load(Path(__file__).parents[1] / "golden" / "talking_heads.npz")
 CASES = sorted({key.split("/")[0] for key in GOLDEN})
@@ -110,7 +112,7 @@ def test_masked_keys_do_not_leak(block_size):
 
     hidden = jnp.where(mask, 0.0, 1e6)[:, None, None]
     np.testing.assert_array_equal(run(k, v), run(k + hidden, v - hidden))
-    dk, dv = jax.grad(lambda k, v: jnp.sum(run(k, v) ** 2), (0, 1))(k, v)
+    dk, dv = jax.jit(jax.grad(lambda k, v: jnp.sum(run(k, v) ** 2), (0, 1)))(k, v)
     assert float(abs(dk[:, :5]).min()) > 0
     np.testing.assert_array_equal(dk[:, 5:], 0)
     np.testing.assert_array_equal(dv[:, 5:], 0)
@@ -159,7 +161,8 @@ def test_rows_without_keys_are_zero_with_finite_gradients(mixed, block_size):
     o = run(q, k, v, bias)
     np.testing.assert_array_equal(o[:, jnp.array([2, 4])], 0)
     assert float(abs(o[:, 3]).min()) > 0
-    for g in jax.grad(lambda *a: jnp.sum(jnp.sin(run(*a))), (0, 1, 2, 3))(q, k, v, bias):
+    gradients = jax.jit(jax.grad(lambda *a: jnp.sum(jnp.sin(run(*a))), (0, 1, 2, 3)))
+    for g in gradients(q, k, v, bias):
         assert bool(jnp.isfinite(g).all())
         assert float(abs(g).max()) > 0
 
@@ -288,7 +291,7 @@ def test_shape_errors(change, words):
     shapes = GOOD | change
     args = [None if s is None else jnp.zeros(s) for s in shapes.values()]
     with pytest.raises(UsageError) as error:
-        talking_heads_attention(*args)
+        ops.talking_heads_attention(*args)
     assert words in str(error.value)
 
 
@@ -315,7 +318,7 @@ def test_shape_errors(change, words):
 def test_option_errors(options, words):
     args = [jnp.zeros(s) for s in GOOD.values()]
     with pytest.raises(UsageError) as error:
-        talking_heads_attention(*args, **options)
+        ops.talking_heads_attention(*args, **options)
     assert words in str(error.value)
 
 
@@ -323,12 +326,12 @@ def test_dynamic_terms_need_a_static_projection():
     x = jnp.zeros((2, 6, 3, 4))
     dynamic = DynamicMixing(memory=jnp.ones((2, 6, 3, 3)))
     with pytest.raises(UsageError, match=r"dynamic_post\.memory is given while post=None"):
-        talking_heads_attention(x, x, x, dynamic_post=dynamic)
+        ops.talking_heads_attention(x, x, x, dynamic_post=dynamic)
 
 
 def test_dtype_errors():
     x = jnp.zeros((2, 6, 3, 4))
     with pytest.raises(UsageError, match="k is bfloat16 while q is float32: cast them"):
-        dot_product_attention(x, x.astype(jnp.bfloat16), x)
+        ops.dot_product_attention(x, x.astype(jnp.bfloat16), x)
     with pytest.raises(UsageError, match="q is int32: cast it to a floating dtype"):
-        dot_product_attention(x.astype(int), x, x)
+        ops.dot_product_attention(x.astype(int), x, x)
