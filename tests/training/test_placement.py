@@ -119,7 +119,7 @@ def test_pmap_spreads_and_gathers():
     state = placed.create()
     spread = placed.spread(state)
     assert spread.params["softmax"]["kernel"].shape == (8, 16, V)
-    chex.assert_trees_all_equal(placed.gather(spread), state)
+    chex.assert_trees_all_equal(placed.gather(jax.pmap(lambda x: x)(spread)), state)
     batch = next(batches(1))
     assert np.array_equal(placed.place_batch(batch).inputs.reshape(16, 6), batch.inputs)
 
