@@ -75,8 +75,9 @@ def run(options: Options) -> list[Row]:
             row = measure(length, batch, options)
             rows.append(row)
             cells = [row.naive, row.naive_transposed, row.epoched, row.streaming]
-            cells = [f"{c:10.1f}" for c in (*cells, row.largest_stall, row.speedup)]
-            print(f"{length:>10} {batch:>10} " + " ".join(cells), flush=True)
+            cells = [*cells, row.largest_stall, row.speedup]
+            text = " ".join(f"{cell:10.1f}" for cell in cells)
+            print(f"{length:>10} {batch:>10} {text}", flush=True)
     if options.json:
         options.json.write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n")
     if options.plot:
@@ -107,9 +108,10 @@ def measure(length: int, batch: int, options: Options) -> Row:
             seconds = timed(generate, way[0], tokens[name], *way[1:], x)
             times[name].append(seconds / tokens[name] * 1e6)
     naive, across, epoched, streaming = (median(times[name]) for name in NAMES)
+    _, plan, state = ways["streaming"]
     return Row(
         length, batch, features, naive, across, epoched, streaming,
-        stall(*ways["streaming"][1:], x, options.repeats), min(naive, across) / streaming,
+        stall(plan, state, x, options.repeats), min(naive, across) / streaming,
     )  # fmt: skip
 
 
