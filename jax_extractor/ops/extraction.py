@@ -11,6 +11,7 @@ from jax_extractor.ops.extraction_methods import (
     scan_extract,
     toeplitz_extract,
 )
+from jax_extractor.ops.spectral import spectral_extract
 from jax_extractor.shapes import Array
 
 METHODS = {
@@ -18,6 +19,7 @@ METHODS = {
     "toeplitz": toeplitz_extract,
     "conv": conv_extract,
     "fft": fft_extract,
+    "spectral": spectral_extract,
 }
 
 
@@ -97,7 +99,7 @@ def extraction_factor(
     return lax.rsqrt(count.astype(dtype))
 
 
-def choose_method(x_shape: tuple[int, int, int], w_shape: tuple[int, ...], dtype) -> str:
+def choose_method(x_shape: tuple[int, ...], w_shape: tuple[int, ...], dtype) -> str:
     """The method that `auto` takes for x (B, T, D) and w (L, ...)."""
     return "toeplitz" if len(w_shape) < 3 and w_shape[0] <= 32 else "fft"
 
@@ -105,7 +107,8 @@ def choose_method(x_shape: tuple[int, int, int], w_shape: tuple[int, ...], dtype
 def resolve_precision(precision):
     """None stands for the user's `jax.default_matmul_precision`, else for full float32."""
     if precision is None:
-        return jax.config.jax_default_matmul_precision or lax.Precision.HIGHEST
+        configured = jax.config.jax_default_matmul_precision  # type: ignore[attr-defined]
+        return configured or lax.Precision.HIGHEST
     return precision
 
 

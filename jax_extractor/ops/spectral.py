@@ -1,0 +1,248 @@
+"""The extraction sum by the dense two-stage DFT: one matrix product per frequency.
+
+x is cut into blocks of N >= L vectors (one block if T <= N). The outputs of block c take the first
+half of block c's linear convolution with w, and the second half of the block's before it. In the
+transform of `dft` the second half is a factor i, so both arrive in one product per frequency::
+
+    Y_c = (X_c + i X_{c-1}) W        y_c = (1/N) transpose(Y_c)
+
+w is never padded to T, and its transform is made, used and dropped for a few input features at a
+time: those few stay in the cache, and no array of the size of W's spectrum is ever stored.
+
+The three maps of the trilinear form sum(y ybar) — y(x, w), xbar(ybar, w), wbar(x, ybar) — are each
+written out below, since each is the derivative of the others (`trilinear`).
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from jax_extractor.ops.dft import (
+    Dft,
+    plan_points,
+    times_i,
+    times_minus_i,
+    transform,
+    transposed,
+)
+from jax_extractor.ops.extraction_methods import accumulation_dtype
+from jax_extractor.ops.trilinear import trilinear_family
+from jax_extractor.shapes import Array, Float
+
+# The part of W's spectrum that is alive at a time: a few MB stay in a CPU's cache. Accelerators have
+# no such cliff; there the part only bounds the memory.
+CHUNK_BYTES = {"cpu": 8 << 20}
+CHUNK_BYTES_ELSEWHERE = 512 << 20
+PRODUCT_OVERHEAD = 40
+
+
+class Plan(NamedTuple):
+    """How one pair of shapes is computed; hashable, so it can be a static argument."""
+
+    dft: Dft
+    length: int  # L, which xbar and ybar do not tell
+    chunk: int  # input features transformed at a time
+    dtype: Any = jnp.dtype(jnp.float32)  # of x, w and their cotangents; y and ybar are summed wider
+
+    @property
+    def w_blocks(self) -> int:
+        return -(-self.length // self.dft.points)
+
+
+def blocks_of(x: Float[Array, "B T D"], plan: Plan) -> Float[Array, "N X"]:
+    """Blocks of N vectors; columns in the order (block, sequence, feature)."""
+    points, (batch, time, features) = plan.dft.points, x.shape
+    blocks = -(-time // points)
+    x = x.astype(accumulation_dtype(x.dtype))
+    x = jnp.pad(x, ((0, 0), (0, blocks * points - time), (0, 0)))
+    return x.reshape(batch, blocks, points, features).transpose(2, 1, 0, 3).reshape(points, -1)
+
+
+def from_blocks(z: Float[Array, "N X"], batch: int, time: int) -> Float[Array, "B T D"]:
+    """The transposed map of `blocks_of`."""
+    points, blocks = z.shape[0], -(-time // z.shape[0])
+    z = z.reshape(points, blocks, batch, -1).transpose(2, 1, 0, 3)
+    return z.reshape(batch, blocks * points, -1)[:, :time]
+
+
+def x_spectrum(x: Float[Array, "B T D"], plan: Plan) -> Float[Array, "F 2 R D"]:
+    """X_c + i X_{c-1} for every block c of every sequence; R rows in the order (block, sequence)."""
+    batch, time, features = x.shape
+    z_hat = transform(blocks_of(x, plan), plan.dft)
+    if time > plan.dft.points:
+        one = batch * features
+        before = jnp.pad(z_hat[:, :, :-one], ((0, 0), (0, 0), (one, 0)))
+        z_hat = z_hat + times_i(before)
+    return z_hat.reshape(plan.dft.points, 2, -1, features)
+
+
+def x_spectrum_transposed(z_hat: Float[Array, "F 2 R D"], plan: Plan, batch: int, time: int):
+    """The transposed map of `x_spectrum`: (B, T, D)."""
+    one = batch * z_hat.shape[3]
+    z_hat = z_hat.reshape(plan.dft.points, 2, -1)
+    if time > plan.dft.points:
+        after = jnp.pad(z_hat[:, :, one:], ((0, 0), (0, 0), (0, one)))
+        z_hat = z_hat + times_minus_i(after)
+    return from_blocks(transposed(z_hat, plan.dft), batch, time)
+
+
+def y_spectrum_transposed(ybar: Float[Array, "B T E"], plan: Plan) -> Float[Array, "F 2 R E"]:
+    """The cotangent of Y, given y's."""
+    z_hat = transform(blocks_of(ybar, plan) / plan.dft.points, plan.dft)
+    return z_hat.reshape(plan.dft.points, 2, -1, ybar.shape[2])
+
+
+def as_real(z_hat: Float[Array, "F 2 R D"]) -> Float[Array, "F 2 R 2 D"]:
+    """Z as the real matrix [[Zr, -Zi], [Zi, Zr]], so that a complex product is one real product."""
+    return jnp.stack([z_hat, times_i(z_hat)], axis=3)
+
+
+def from_real(matrix: Float[Array, "F 2 R 2 D"]) -> Float[Array, "F 2 R D"]:
+    """The transposed map of `as_real`."""
+    return matrix[:, :, :, 0] + times_minus_i(matrix[:, :, :, 1])
+
+
+def rows_and_columns(
+    matrix: Array, rows: slice, start, size: int
+) -> Float[Array, "F rows columns"]:
+    """Some blocks and some features of an `as_real` matrix."""
+    part = lax.dynamic_slice_in_dim(matrix[:, :, rows], start, size, axis=4)
+    return part.reshape(part.shape[0], 2 * part.shape[2], 2 * size)
+
+
+def w_spectrum(w, block: int, start, size: int, plan: Plan, dtype) -> Float[Array, "F columns E"]:
+    """The transform of one block of offsets and some input features of w."""
+    points = plan.dft.points
+    part = lax.dynamic_slice_in_dim(w[block * points : (block + 1) * points], start, size, axis=1)
+    z_hat = transform(part.reshape(part.shape[0], -1).astype(dtype), plan.dft)
+    return z_hat.reshape(points, 2 * size, w.shape[2])
+
+
+def over_chunks(features: int, chunk: int, body, carry):
+    """carry <- body(start, size, carry) over the input features, `chunk` at a time."""
+    whole = features // chunk
+    if whole > 1:
+        carry = lax.fori_loop(0, whole, lambda c, carry: body(c * chunk, chunk, carry), carry)
+    elif whole == 1:
+        carry = body(0, chunk, carry)
+    rest = features - whole * chunk
+    return body(whole * chunk, rest, carry) if rest else carry
+
+
+def per_frequency(a, b, a_axis: int, b_axis: int, plan: Plan):
+    contraction = (((a_axis,), (b_axis,)), ((0,), (0,)))
+    return lax.dot_general(a, b, contraction, precision=plan.dft.precision)
+
+
+def output(x, w, plan: Plan):
+    """y (B, T, E) = sum over blocks b of the transposes of X_{c-b} W_b."""
+    batch, time, features = x.shape
+    x_hat = as_real(x_spectrum(x, plan))
+    points, _, rows, _, _ = x_hat.shape
+
+    def add(start, size, total):
+        for b in range(plan.w_blocks):
+            w_hat = w_spectrum(w, b, start, size, plan, x_hat.dtype)
+            seen = rows_and_columns(x_hat, slice(0, rows - b * batch), start, size)
+            term = per_frequency(seen, w_hat, 2, 1, plan).reshape(points, 2, -1, w.shape[2])
+            total = total + jnp.pad(term, ((0, 0), (0, 0), (b * batch, 0), (0, 0)))
+        return total
+
+    zero = jnp.zeros((points, 2, rows, w.shape[2]), x_hat.dtype)
+    y_hat = over_chunks(features, plan.chunk, add, zero)
+    y = transposed(y_hat.reshape(points, 2, -1), plan.dft) / points
+    return from_blocks(y, batch, time)
+
+
+def input_cotangent(ybar, w, plan: Plan):
+    """xbar (B, T, D)."""
+    batch, time, outputs = ybar.shape
+    y_hat = y_spectrum_transposed(ybar, plan)
+    points, _, rows, _ = y_hat.shape
+    features = w.shape[1]
+
+    def fill(start, size, matrix):
+        total = jnp.zeros((), y_hat.dtype)
+        for b in range(plan.w_blocks):
+            w_hat = w_spectrum(w, b, start, size, plan, y_hat.dtype)
+            seen = y_hat[:, :, b * batch :].reshape(points, -1, outputs)
+            term = per_frequency(seen, w_hat, 2, 2, plan).reshape(points, 2, -1, 2, size)
+            after = [(0, 0)] * 2 + [(0, b * batch)] + [(0, 0)] * 2
+            total = total + jnp.pad(term, after)
+        return lax.dynamic_update_slice_in_dim(matrix, total, start, axis=4)
+
+    zero = jnp.zeros((points, 2, rows, 2, features), y_hat.dtype)
+    x_hat = from_real(over_chunks(features, plan.chunk, fill, zero))
+    return x_spectrum_transposed(x_hat, plan, batch, time).astype(plan.dtype)
+
+
+def weight_cotangent(x, ybar, plan: Plan):
+    """wbar (L, D, E)."""
+    batch, _, features = x.shape
+    x_hat = as_real(x_spectrum(x, plan))
+    y_hat = y_spectrum_transposed(ybar, plan)
+    points, _, rows, outputs = y_hat.shape
+
+    def fill(start, size, wbar):
+        for b in range(plan.w_blocks):
+            seen = rows_and_columns(x_hat, slice(0, rows - b * batch), start, size)
+            later = y_hat[:, :, b * batch :].reshape(points, -1, outputs)
+            w_hat = per_frequency(seen, later, 1, 1, plan).reshape(points, 2, -1)
+            part = transposed(w_hat, plan.dft)[: plan.length - b * points].astype(wbar.dtype)
+            part = part.reshape(-1, size, outputs)
+            wbar = lax.dynamic_update_slice(wbar, part, (b * points, start, 0))
+        return wbar
+
+    zero = jnp.zeros((plan.length, features, outputs), plan.dtype)
+    return over_chunks(features, plan.chunk, fill, zero)
+
+
+matrix_extract = trilinear_family("spectral", output, input_cotangent, weight_cotangent)
+
+
+def make_plan(x_shape, w_shape, precision) -> Plan:
+    """Block length and chunk for x (B, T, D) and w (L, D, E)."""
+    length, features, outputs = w_shape
+    dft = Dft(*plan_points(block_length(x_shape, length)), precision)
+    limit = CHUNK_BYTES.get(jax.default_backend(), CHUNK_BYTES_ELSEWHERE)
+    chunk = max(1, limit // (dft.points * 2 * outputs * 4))
+    return Plan(dft, length, features if chunk >= features else largest_divisor(features, chunk))
+
+
+def block_length(x_shape, length: int) -> int:
+    """The block length of the least work: transforms get cheaper with short blocks, products dearer."""
+    batch, time, _ = x_shape
+
+    def work(blocks):
+        n1, n2 = plan_points(-(-length // blocks))
+        points = n1 * n2
+        x_blocks = -(-time // points)
+        met = sum(max(0, x_blocks - b) for b in range(blocks)) / blocks
+        return blocks * points * (2 * n1 + 4 * n2 + PRODUCT_OVERHEAD + 4 * batch * met)
+
+    blocks = min((b for b in range(1, 17) if b <= length), key=work)
+    return -(-length // blocks)
+
+
+def largest_divisor(n: int, limit: int) -> int:
+    """The largest divisor of n up to limit, unless it is far below it: then limit itself."""
+    divisor = max(d for d in range(1, limit + 1) if n % d == 0)
+    return divisor if 2 * divisor > limit else limit
+
+
+def spectral_extract(x: Float[Array, "B T D"], w: Float[Array, "L ..."], precision):
+    """The dense two-stage DFT; causal to rounding. Transforms are in float32 at least."""
+    if w.ndim == 3:
+        plan = make_plan(x.shape, w.shape, precision)._replace(dtype=x.dtype)
+        return matrix_extract(x, w, plan)
+    length, (batch, time, _) = w.shape[0], x.shape
+    plan = Plan(Dft(*plan_points(length), precision), length, x.shape[2])
+    x_hat = x_spectrum(x, plan)
+    x_re, x_im = x_hat[:, 0], x_hat[:, 1]
+    w_hat = transform(w.astype(x_re.dtype).reshape(length, -1), plan.dft)[:, :, None]
+    w_re, w_im = w_hat[:, 0], w_hat[:, 1]
+    y_hat = jnp.stack([x_re * w_re - x_im * w_im, x_re * w_im + x_im * w_re], axis=1)
+    y = transposed(y_hat.reshape(plan.dft.points, 2, -1), plan.dft) / plan.dft.points
+    return from_blocks(y, batch, time)
