@@ -39,5 +39,5 @@ def _one_line(box: str) -> str:
     """The sentences inside tyro's box, without its drawing and its pointer to --help."""
     words = re.sub(r"\x1b\[[0-9;]*m", "", box)
     words = re.sub(r"^╭.*$|^╰.*$|[│─]", " ", words, flags=re.MULTILINE)
-    words = re.split(r"For full helptext", words)[0]
+    words = re.split(r"For full helptext|Argument helptext", words)[0]
     return " ".join(words.split())

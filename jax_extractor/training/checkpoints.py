@@ -245,8 +245,9 @@ class Checkpoints:
         with abandoned_coroutines():
             try:
                 return self._open().restore(step, args=ocp.args.Composite(state=args))["state"]
-            except UNREADABLE as error:
-                what = reason(error)  # the text alone: the error holds on to the coroutines
+            except Exception as error:  # for some damage Orbax raises nothing narrower
+                # The text alone: the error holds on to the coroutines.
+                what = reason(error.__cause__ or error)
             gc.collect()
         raise self._damaged(step, f"it cannot be read ({what})")
 
