@@ -11,6 +11,11 @@ from jax_extractor.errors import UsageError
 from jax_extractor.ops.dft import Dft, times_i, transform
 from jax_extractor.shapes import Array, Float, PyTree
 
+# G: offsets met directly at every token, and the smallest tile. All larger tiles take the dense DFT,
+# which reads as many numbers as a direct tile (2U matrices) and multiplies less. A direct head saves
+# the launches of the smallest tiles and costs G products per token. Measured on a busy 2-core x86-64
+# CPU (jax 0.10.2, float32, L=1024, D=128, medians of 9): G = 2, 4, 8, 16 took 69, 64, 58, 59
+# microseconds per token at B=1 and 607, 428, 443, 618 at B=8.
 LEAF = 8
 
 

@@ -87,7 +87,9 @@ def stream_step(
 
     Every pair of positions meets in one tile, that of the highest bit in which they differ; beyond
     R >= L there is no weight, so the largest tile may overwrite: the window slides without end at
-    a bounded cost, O(log L) products of D*E per token besides the transforms of the vectors.
+    a bounded cost, O(log L) products of D*E per token besides the transforms of the vectors. The
+    dearest token, every R-th, reads twice W's size. Offsets below G and the tile sizes are
+    explained in `stream_plan`.
 
     Shapes: x (*B, D); valid (*B) bool or None; y (*B, E). The position is shared by the batch.
 

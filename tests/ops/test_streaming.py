@@ -68,7 +68,7 @@ def assert_close(got, want, tolerance):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("length", [1, 3, 8, 13, 16, 40])
+@pytest.mark.parametrize("length", [1, 5, 16, 40])
 @pytest.mark.parametrize(("form", "scale"), [(3, None), (3, "rsqrt"), (2, "rsqrt"), (1, None)])
 def test_equals_the_sum_from_an_empty_prompt_and_without_end(length, form, scale):
     time = 3 * length + 40
@@ -80,7 +80,7 @@ def test_equals_the_sum_from_an_empty_prompt_and_without_end(length, form, scale
 
 
 @pytest.mark.slow
-@settings(max_examples=12, deadline=None, derandomize=True)
+@settings(max_examples=10, deadline=None, derandomize=True)
 @given(
     length=st.integers(1, 36),
     form=st.integers(1, 3),
