@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jax_extractor.ops.attention_inputs import Inputs, Projection, accumulator
-from jax_extractor.shapes import Array, Bool, Float
+from jax_extractor.shapes import Array, Float
 
 
 def attend(inputs: Inputs, mask, *, causal, rates, rng) -> Float[Array, "Hv *B T K"]:
@@ -27,10 +27,8 @@ def scores(
     q: Float[Array, "Hk *B T K"], k: Float[Array, "Hk *B S K"], scale
 ) -> Float[Array, "Hk *B T S"]:
     """J = scale · QKᵀ, per key head, accumulated and kept in at least float32."""
-    dtype = accumulator(q)
-    if q.dtype == dtype:  # one multiplication per feature; in low precision it would round q
-        return batched_dot(q * scale, k, contract=(-1, -1), dtype=dtype)
-    return scale * batched_dot(q, k, contract=(-1, -1), dtype=dtype)
+    j = batched_dot(q, k, contract=(-1, -1), dtype=accumulator(q))
+    return j if scale is None else scale * j
 
 
 def mixed_logits(j: Float[Array, "Hk *B T S"], pre: Projection | None, bias, rate, rng):
@@ -68,7 +66,7 @@ def visible(mask, *, causal: bool, reach, keys, limit: int | None = None):
     `reach` is the last key that each query sees if causal; `keys` are the indices of the keys, of
     which those from `limit` on are padding.
     """
-    allowed: Bool[Array, "..."] | None = mask
+    allowed = mask
     for term in (
         keys[None, :] <= reach[:, None] if causal else None,
         keys[None, :] < limit if limit is not None else None,

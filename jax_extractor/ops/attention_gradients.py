@@ -20,6 +20,8 @@ def scores_gradients(q, k, scale, ds: Float[Array, "Hk *B T S"]):
     dtype, ds = ds.dtype, ds.astype(q.dtype)
     dq = batched_dot(ds, k, contract=(-1, -2), dtype=dtype)
     dk_t = batched_dot(q, ds, contract=(-2, -2), dtype=dtype)
+    if scale is None:
+        return dq, dk_t, None
     return scale * dq, scale * dk_t, jnp.sum(dq * q.astype(dtype))
 
 

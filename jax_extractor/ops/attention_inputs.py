@@ -43,7 +43,7 @@ class Inputs(NamedTuple):
     q: Array
     k: Array
     v: Array
-    scale: Array  # ()
+    scale: Array | None  # (), or None where q already has it
     pre: Projection | None
     post: Projection | None
     bias: Array | None
@@ -64,9 +64,7 @@ def check_inputs(q, k, v, pre, post, mask, bias) -> Sizes:
     """The sizes of a call, or the error that names the argument, its value and the remedy."""
     for name, x in (("q", q), ("k", k), ("v", v)):
         if x.ndim < 3:
-            raise UsageError(
-                f"{name} has shape {x.shape}: give it (..., length, heads, width)"
-            )
+            raise UsageError(f"{name} has shape {x.shape}: give it (..., length, heads, width)")
         _check_float(name, x)
         if x.dtype != q.dtype:
             raise UsageError(f"{name} is {x.dtype} while q is {q.dtype}: cast them to one dtype")
@@ -178,9 +176,12 @@ def head_major(
 ) -> tuple[Inputs, Array | None]:
     """The checked arguments in the layout of this module, and the mask."""
     dtype = accumulator(q)
+    scale = jnp.asarray(q.shape[-1] ** -0.5 if scale is None else scale, dtype)
+    if q.dtype == dtype:  # one product per feature, not per pair; in low precision it would round
+        q, scale = q * scale, None
     inputs = Inputs(
         *(_heads_first(x) for x in (q, k, v)),
-        scale=jnp.asarray(q.shape[-1] ** -0.5 if scale is None else scale, dtype),
+        scale=scale,
         pre=_projection(pre, dynamic_pre, dtype),
         post=_projection(post, dynamic_post, dtype),
         bias=_pairs_first(_cast(bias, dtype), q.ndim),
