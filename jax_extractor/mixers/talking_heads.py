@@ -5,6 +5,7 @@ from typing import Literal, NamedTuple
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 
 from jax_extractor import ops
 from jax_extractor.errors import UsageError, unknown_name
@@ -13,6 +14,7 @@ from jax_extractor.mixers.common import (
     check_even,
     check_input,
     check_one_step,
+    compute_dtype,
     projection,
     rotary,
 )
@@ -119,8 +121,8 @@ class TalkingHeadsAttention(nn.Module):
     causal: bool = True
     rotary: bool = False
     block_size: int | None = None
-    dtype: jnp.dtype | None = None
-    param_dtype: jnp.dtype = jnp.float32
+    dtype: DTypeLike | None = None
+    param_dtype: DTypeLike = jnp.float32
 
     @nn.compact
     def __call__(
@@ -140,6 +142,8 @@ class TalkingHeadsAttention(nn.Module):
         cross = memory is not None
         source, source_valid = (x, valid) if memory is None else (memory, memory_valid)
         check_input(source, source_valid, "memory")
+        dtype = compute_dtype(x, self.dtype, self.param_dtype)
+        x, source = x.astype(dtype), source.astype(dtype)
         cached = decode and not cross and self.has_variable("cache", "keys")
         start = self.get_variable("cache", "keys").seen if cached else 0
         sides = self._query_side(x, counts, start, features)
@@ -320,8 +324,8 @@ class CrossModalTalkingHeads(nn.Module):
     logits_dropout: float = 0.0
     weights_dropout: float = 0.0
     rotary: bool = False
-    dtype: jnp.dtype | None = None
-    param_dtype: jnp.dtype = jnp.float32
+    dtype: DTypeLike | None = None
+    param_dtype: DTypeLike = jnp.float32
 
     @nn.compact
     def __call__(
