@@ -1,5 +1,6 @@
 """Suite-wide settings: eight simulated devices, strict promotion, checked shapes, key reuse."""
 
+import contextlib
 import os
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
@@ -10,6 +11,7 @@ os.environ["XLA_FLAGS"] = (
 import jax
 import jaxtyping
 import pytest
+from jax.experimental.compilation_cache import compilation_cache
 
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_debug_key_reuse", True)
@@ -24,8 +26,59 @@ def x64():
         yield
 
 
+@contextlib.contextmanager
+def _quick_compilation(directory):
+    """Training compiles the same few programs again and again, and runs them for milliseconds."""
+    settings = {
+        "jax_disable_most_optimizations": True,
+        "jax_compilation_cache_dir": str(directory),
+        "jax_persistent_cache_min_compile_time_secs": 0.0,
+        "jax_persistent_cache_min_entry_size_bytes": -1,
+    }
+    before = {name: jax.config._read(name) for name in settings}
+
+    def use(values):
+        for name, value in values.items():
+            jax.config.update(name, value)
+        compilation_cache.reset_cache()
+
+    use(settings)
+    try:
+        yield
+    finally:
+        use(before)
+
+
+@contextlib.contextmanager
+def _one_device():
+    device = jax.devices()[:1]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(jax, "devices", lambda *_: device)
+        yield
+
+
 @pytest.fixture(scope="session")
-def tiny_run(tmp_path_factory):
+def compiled_directory(tmp_path_factory):
+    """Where compiled programs are kept for the session."""
+    return tmp_path_factory.mktemp("compiled")
+
+
+@pytest.fixture(scope="module")
+def quick_compilation(compiled_directory):
+    """For tests that train: see `_quick_compilation`."""
+    with _quick_compilation(compiled_directory):
+        yield
+
+
+@pytest.fixture(scope="module")
+def one_device():
+    """Only the first of the simulated devices: the ordinary case."""
+    with _one_device():
+        yield
+
+
+@pytest.fixture(scope="session")
+def tiny_run(tmp_path_factory, compiled_directory):
     """The directory of an iSHE language model of 2 layers, trained for 3 steps on a text file."""
     from jax_extractor.data import DataConfig
     from jax_extractor.models import ModelConfig
@@ -39,5 +92,6 @@ def tiny_run(tmp_path_factory):
         data=DataConfig(source="files", files=(str(text),)),
         train=TrainConfig(steps=3, batch_size=8, eval_batches=1),
     )
-    train(config, directory / "run")
+    with _one_device(), _quick_compilation(compiled_directory):
+        train(config, directory / "run")
     return directory / "run"

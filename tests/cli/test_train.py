@@ -11,6 +11,8 @@ from jax_extractor.cli import main
 from jax_extractor.cli.experiment import load_experiment
 from jax_extractor.training import Config, open_run, read_metrics
 
+pytestmark = pytest.mark.usefixtures("quick_compilation", "one_device")
+
 EXPERIMENT = """
 from jax_extractor.data import DataConfig
 from jax_extractor.models import ModelConfig
@@ -178,7 +180,7 @@ def test_an_experiment_that_is_not_there(tmp_path, refused):
         ("--model.features", ["--model.features"]),
         ("--model.mixer mha --model.num-heads 3", ["num_heads=3", "16"]),
         ("--train.accumulate 3", ["train.batch_size=8 is not divisible by train.accumulate=3"]),
-        ("--train.batch-size 12", ["train.batch_size=12 does not divide over 8 devices"]),
+        ("--train.model-devices 2", ["train.model_devices=2 does not divide the 1 devices"]),
         ("--model.positions learned", ["model.positions=learned with model.mixer=ishe"]),
         ("--optimizer.multipliers ( 2", ["'(' is not a regular expression"]),
         ("--optimizer.multipliers nothing 2", ["'nothing' is found in no parameter path"]),
