@@ -2,8 +2,8 @@
 
 `CachedDecoder` serves models that go on without end: Extractors, whose window slides in every layer,
 and attention with rotary positions or none, whose keys lie in a ring. `RereadingDecoder` serves
-models with embedded positions, of which there are L: when they are used up it reads the last L/2
-tokens anew and goes on from there, so that a token costs O(L) on average and none is cut off.
+models with embedded positions, of which there are L: a row that has used them up goes on from its
+last L/2 tokens, which are read anew.
 """
 
 from dataclasses import dataclass
@@ -118,17 +118,21 @@ class CachedDecoder:
 
 
 class Reread(NamedTuple):
-    """A cache, and the last L tokens to read it anew from, newest last."""
+    """A cache, and the last L tokens of each row to read it anew from, newest last."""
 
     cache: PyTree
     tokens: Int[Array, "B L"]
     valid: Bool[Array, "B L"]
-    used: Int[Array, ""]
 
 
 @dataclass(frozen=True)
 class RereadingDecoder:
-    """A `CachedDecoder` for L embedded positions, which reads the last L/2 tokens anew when full."""
+    """A `CachedDecoder` for L embedded positions.
+
+    When a row has used all of them, the batch is read anew: that row's last L/2 tokens, and all
+    that the other rows hold. So a row's text does not depend on the rows beside it, and a reading
+    of L tokens is paid at most once in L/2 tokens of each row.
+    """
 
     model: LanguageModel
 
@@ -138,7 +142,7 @@ class RereadingDecoder:
 
     def prepare(self, params: PyTree) -> Weights:
         """The parameters; attention has no transforms."""
-        return CachedDecoder(self.model).prepare(params)
+        return Weights(params, {})
 
     def prefill(
         self, weights: Weights, tokens: Int[Array, "B P"], valid: Bool[Array, "B P"]
@@ -146,30 +150,29 @@ class RereadingDecoder:
         """(logits after the last token, state)."""
         logits, made = read(self.model, weights, tokens, valid)
         pad = [(0, 0), (self.model.config.max_length - tokens.shape[1], 0)]
-        used = jnp.asarray(tokens.shape[1], jnp.int32)
-        return logits, Reread(made, jnp.pad(tokens, pad), jnp.pad(valid, pad), used)
+        return logits, Reread(made, jnp.pad(tokens, pad), jnp.pad(valid, pad))
 
     def step(
         self, weights: Weights, state: Reread, tokens: Int[Array, "B"]
     ) -> tuple[Float[Array, "B V"], Reread]:
         """(logits, state) after one more token."""
-        kept = max(self.model.config.max_length // 2, 1)
+        length = self.model.config.max_length
         window = jnp.concatenate([state.tokens[:, 1:], tokens[:, None]], axis=1)
         valid = jnp.concatenate([state.valid[:, 1:], jnp.ones_like(state.valid[:, :1])], axis=1)
+        used_up = state.cache["seen"] >= length
+        newest = jnp.arange(length) >= length - max(length // 2, 1)
+        kept = jnp.where(used_up[:, None], valid & newest, valid)
 
-        def anew() -> tuple[Array, PyTree, Array]:
-            last = read(self.model, weights, window[:, -kept:], valid[:, -kept:])
-            return *last, jnp.asarray(kept, jnp.int32)
+        def anew() -> tuple[Array, PyTree]:
+            return read(self.model, weights, window, kept)
 
-        def on() -> tuple[Array, PyTree, Array]:
-            more = read(self.model, weights, tokens[:, None], None, state.cache)
-            return *more, state.used + 1
+        def on() -> tuple[Array, PyTree]:
+            return read(self.model, weights, tokens[:, None], None, state.cache)
 
-        full = state.used >= self.model.config.max_length
-        logits, made, used = jax.lax.cond(full, anew, on)
-        return logits, Reread(made, window, valid, used)
+        logits, made = jax.lax.cond(jnp.any(used_up), anew, on)
+        return logits, Reread(made, window, kept)
 
     def select(self, state: Reread, rows: Int[Array, "N"]) -> Reread:
         """The states of these rows."""
         cached = select_rows(self.model, state.cache, rows)
-        return Reread(cached, state.tokens[rows], state.valid[rows], state.used)
+        return Reread(cached, state.tokens[rows], state.valid[rows])

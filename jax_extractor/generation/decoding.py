@@ -1,7 +1,8 @@
 """The seam between a model and what writes text with it: a prompt at once, then token by token.
 
 Sampling and beam search know `Decoder` alone. `make_decoder` is the one place that chooses an
-implementation; here it is the plainest, which recomputes the context for every token.
+implementation: those of `cached`, which remember. The plainest one, which recomputes the context for
+every token, stays here as their reference.
 """
 
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ from typing import Any, NamedTuple, Protocol, cast, runtime_checkable
 import jax
 import jax.numpy as jnp
 
+from jax_extractor.generation.cached import CachedDecoder, RereadingDecoder
 from jax_extractor.models import LanguageModel
 from jax_extractor.shapes import Array, Bool, Float, Int, PyTree
 
@@ -86,5 +88,6 @@ class WindowDecoder:
 
 
 def make_decoder(model: LanguageModel) -> Decoder:
-    """The decoder for a model."""
-    return WindowDecoder(model)
+    """The decoder for a model: with a memory, whatever its mixer."""
+    embedded = model.config.resolved_positions() in ("learned", "sinusoidal")
+    return RereadingDecoder(model) if embedded else CachedDecoder(model)
