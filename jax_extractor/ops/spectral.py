@@ -33,7 +33,7 @@ from jax_extractor.shapes import Array, Float
 
 # The part of W's spectrum that is alive at a time: a few MB stay in a CPU's cache. Accelerators have
 # no such cliff; there the part only bounds the memory.
-CHUNK_BYTES = {"cpu": 8 << 20}
+CHUNK_BYTES = 8 << 20
 CHUNK_BYTES_ELSEWHERE = 512 << 20
 PRODUCT_OVERHEAD = 40
 
@@ -44,6 +44,7 @@ class Plan(NamedTuple):
     dft: Dft
     length: int  # L, which xbar and ybar do not tell
     chunk: int  # input features transformed at a time
+    lanes: int = 1  # parts of a chunk that may be computed at the same time
     dtype: Any = jnp.dtype(jnp.float32)  # of x, w and their cotangents; y and ybar are summed wider
 
     @property
@@ -104,11 +105,9 @@ def from_real(matrix: Float[Array, "F 2 R 2 D"]) -> Float[Array, "F 2 R D"]:
     return matrix[:, :, :, 0] + times_minus_i(matrix[:, :, :, 1])
 
 
-def rows_and_columns(
-    matrix: Array, rows: slice, start, size: int
-) -> Float[Array, "F rows columns"]:
-    """Some blocks and some features of an `as_real` matrix."""
-    part = lax.dynamic_slice_in_dim(matrix[:, :, rows], start, size, axis=4)
+def rows_and_columns(z_hat: Array, rows: slice, start, size: int) -> Float[Array, "F rows cols"]:
+    """Some blocks and some features of Z as a real matrix (F, 2 r, 2 size), see `as_real`."""
+    part = as_real(lax.dynamic_slice_in_dim(z_hat[:, :, rows], start, size, axis=3))
     return part.reshape(part.shape[0], 2 * part.shape[2], 2 * size)
 
 
@@ -120,15 +119,33 @@ def w_spectrum(w, block: int, start, size: int, plan: Plan, dtype) -> Float[Arra
     return z_hat.reshape(points, 2 * size, w.shape[2])
 
 
-def over_chunks(features: int, chunk: int, body, carry):
-    """carry <- body(start, size, carry) over the input features, `chunk` at a time."""
-    whole = features // chunk
-    if whole > 1:
-        carry = lax.fori_loop(0, whole, lambda c, carry: body(c * chunk, chunk, carry), carry)
-    elif whole == 1:
-        carry = body(0, chunk, carry)
-    rest = features - whole * chunk
-    return body(whole * chunk, rest, carry) if rest else carry
+def over_chunks(features: int, plan: Plan, part_of, merge, carry):
+    """carry <- merge(carry, start, part_of(start, size)) over the input features, in chunks.
+
+    The lanes of one step are computed before any is merged: XLA's CPU runtime runs a matrix product
+    on one core, and independent ones at the same time.
+    """
+    size = max(1, plan.chunk // plan.lanes)
+    step = size * plan.lanes
+
+    def body(carry, start, sizes):
+        starts = [start + i * size for i in range(len(sizes))]
+        parts = [part_of(s, n) for s, n in zip(starts, sizes, strict=True)]
+        for s, part in zip(starts, parts, strict=True):
+            carry = merge(carry, s, part)
+        return carry
+
+    steps, rest = divmod(features, step)
+    if steps > 1:
+        carry = lax.fori_loop(
+            0, steps, lambda i, carry: body(carry, i * step, [size] * plan.lanes), carry
+        )
+    elif steps == 1:
+        carry = body(carry, 0, [size] * plan.lanes)
+    if rest:
+        sizes = [size] * (rest // size) + [rest % size] * (rest % size > 0)
+        carry = body(carry, steps * step, sizes)
+    return carry
 
 
 def per_frequency(a, b, a_axis: int, b_axis: int, plan: Plan):
@@ -139,10 +156,11 @@ def per_frequency(a, b, a_axis: int, b_axis: int, plan: Plan):
 def output(x, w, plan: Plan):
     """y (B, T, E) = sum over blocks b of the transposes of X_{c-b} W_b."""
     batch, time, features = x.shape
-    x_hat = as_real(x_spectrum(x, plan))
-    points, _, rows, _, _ = x_hat.shape
+    x_hat = x_spectrum(x, plan)
+    points, _, rows, _ = x_hat.shape
 
-    def add(start, size, total):
+    def term_of(start, size):
+        total = jnp.zeros((), x_hat.dtype)
         for b in range(plan.w_blocks):
             w_hat = w_spectrum(w, b, start, size, plan, x_hat.dtype)
             seen = rows_and_columns(x_hat, slice(0, rows - b * batch), start, size)
@@ -151,7 +169,7 @@ def output(x, w, plan: Plan):
         return total
 
     zero = jnp.zeros((points, 2, rows, w.shape[2]), x_hat.dtype)
-    y_hat = over_chunks(features, plan.chunk, add, zero)
+    y_hat = over_chunks(features, plan, term_of, lambda total, _, term: total + term, zero)
     y = transposed(y_hat.reshape(points, 2, -1), plan.dft) / points
     return from_blocks(y, batch, time)
 
@@ -163,7 +181,7 @@ def input_cotangent(ybar, w, plan: Plan):
     points, _, rows, _ = y_hat.shape
     features = w.shape[1]
 
-    def fill(start, size, matrix):
+    def columns_of(start, size):
         total = jnp.zeros((), y_hat.dtype)
         for b in range(plan.w_blocks):
             w_hat = w_spectrum(w, b, start, size, plan, y_hat.dtype)
@@ -171,32 +189,40 @@ def input_cotangent(ybar, w, plan: Plan):
             term = per_frequency(seen, w_hat, 2, 2, plan).reshape(points, 2, -1, 2, size)
             after = [(0, 0)] * 2 + [(0, b * batch)] + [(0, 0)] * 2
             total = total + jnp.pad(term, after)
-        return lax.dynamic_update_slice_in_dim(matrix, total, start, axis=4)
+        return from_real(total)
 
-    zero = jnp.zeros((points, 2, rows, 2, features), y_hat.dtype)
-    x_hat = from_real(over_chunks(features, plan.chunk, fill, zero))
+    def put(x_hat, start, columns):
+        return lax.dynamic_update_slice_in_dim(x_hat, columns, start, axis=3)
+
+    zero = jnp.zeros((points, 2, rows, features), y_hat.dtype)
+    x_hat = over_chunks(features, plan, columns_of, put, zero)
     return x_spectrum_transposed(x_hat, plan, batch, time).astype(plan.dtype)
 
 
 def weight_cotangent(x, ybar, plan: Plan):
     """wbar (L, D, E)."""
     batch, _, features = x.shape
-    x_hat = as_real(x_spectrum(x, plan))
+    x_hat = x_spectrum(x, plan)
     y_hat = y_spectrum_transposed(ybar, plan)
     points, _, rows, outputs = y_hat.shape
 
-    def fill(start, size, wbar):
+    def part_of(start, size):
+        parts = []
         for b in range(plan.w_blocks):
             seen = rows_and_columns(x_hat, slice(0, rows - b * batch), start, size)
             later = y_hat[:, :, b * batch :].reshape(points, -1, outputs)
             w_hat = per_frequency(seen, later, 1, 1, plan).reshape(points, 2, -1)
-            part = transposed(w_hat, plan.dft)[: plan.length - b * points].astype(wbar.dtype)
-            part = part.reshape(-1, size, outputs)
+            part = transposed(w_hat, plan.dft)[: plan.length - b * points].astype(plan.dtype)
+            parts.append(part.reshape(-1, size, outputs))
+        return parts
+
+    def put(wbar, start, parts):
+        for b, part in enumerate(parts):
             wbar = lax.dynamic_update_slice(wbar, part, (b * points, start, 0))
         return wbar
 
     zero = jnp.zeros((plan.length, features, outputs), plan.dtype)
-    return over_chunks(features, plan.chunk, fill, zero)
+    return over_chunks(features, plan, part_of, put, zero)
 
 
 matrix_extract = trilinear_family("spectral", output, input_cotangent, weight_cotangent)
@@ -206,9 +232,10 @@ def make_plan(x_shape, w_shape, precision) -> Plan:
     """Block length and chunk for x (B, T, D) and w (L, D, E)."""
     length, features, outputs = w_shape
     dft = Dft(*plan_points(block_length(x_shape, length)), precision)
-    limit = CHUNK_BYTES.get(jax.default_backend(), CHUNK_BYTES_ELSEWHERE)
-    chunk = max(1, limit // (dft.points * 2 * outputs * 4))
-    return Plan(dft, length, features if chunk >= features else largest_divisor(features, chunk))
+    on_cpu = jax.default_backend() == "cpu"
+    limit = CHUNK_BYTES if on_cpu else CHUNK_BYTES_ELSEWHERE
+    chunk = min(features, max(1, limit // (8 * dft.points * outputs)))
+    return Plan(dft, length, largest_divisor(features, chunk), lanes=2 if on_cpu else 1)
 
 
 def block_length(x_shape, length: int) -> int:
