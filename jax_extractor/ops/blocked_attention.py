@@ -79,8 +79,14 @@ class Plan:
 
 
 def choose_block_size(sizes: Sizes) -> int:
-    """The block size that is fastest, or the number of queries where one block is."""
-    return sizes.queries
+    """The block size that is fastest, or the number of queries where one block is.
+
+    Measured on CPU with 8 heads, forward and backward: below 256 × 256 the plain path wins or the
+    gain is small; from there blocks of 64 win, from 1024 queries on blocks of 128.
+    """
+    if sizes.queries * sizes.keys < 256 * 256:
+        return sizes.queries
+    return 64 if sizes.queries < 1024 else 128
 
 
 def blocked_attend(

