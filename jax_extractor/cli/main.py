@@ -62,7 +62,8 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _memory_is_full(error: Exception) -> bool:
     """XLA tells it as a RuntimeError of its own, which this module does not import jax to name."""
-    return isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in str(error)
+    words = ("RESOURCE_EXHAUSTED", "Out of memory")
+    return isinstance(error, MemoryError) or any(word in str(error) for word in words)
 
 
 def _fail(error: Exception | str, status: int) -> int:

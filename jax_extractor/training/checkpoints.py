@@ -15,7 +15,7 @@ from jax_extractor.errors import InputError
 from jax_extractor.shapes import PyTree
 from jax_extractor.training import arrays
 from jax_extractor.training.files import cannot_write, reason, write_atomic
-from jax_extractor.training.quiet import abandoned_coroutines, quieten_orbax
+from jax_extractor.training.quiet import abandoned_coroutines, quieten_late_writes, quieten_orbax
 
 __all__ = ["Checkpoints", "write_atomic"]
 
@@ -159,6 +159,7 @@ class Checkpoints:
         """Makes the folder and clears what killed processes left half-written in it."""
         if self._wrote:
             return
+        quieten_late_writes()
         self._directory.mkdir(parents=True, exist_ok=True)
         if jax.process_index() == 0:
             for path in self._directory.iterdir():
@@ -247,7 +248,8 @@ class Checkpoints:
                 return self._open().restore(step, args=ocp.args.Composite(state=args))["state"]
             except Exception as error:  # for some damage Orbax raises nothing narrower
                 # The text alone: the error holds on to the coroutines.
-                what = reason(error.__cause__ or error)
+                cause = error.__cause__
+                what = reason(cause if isinstance(cause, Exception) else error)
             gc.collect()
         raise self._damaged(step, f"it cannot be read ({what})")
 

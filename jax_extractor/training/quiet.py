@@ -21,6 +21,25 @@ def _not_orbax(record: logging.LogRecord) -> bool:
     return wanted or f"{os.sep}orbax{os.sep}" not in record.pathname
 
 
+def quieten_late_writes() -> None:
+    """Drops, from now on, what the writes of a failed save say when they end after it.
+
+    TensorStore tells it from threads of its own to an event loop that is closed by then, before the
+    failure is raised here.
+    """
+    hook = sys.unraisablehook
+    if getattr(hook, "__name__", "") == "_but_late_writes":
+        return
+
+    def _but_late_writes(unraisable) -> None:
+        error = unraisable.exc_value
+        closed = isinstance(error, RuntimeError) and str(error) == "Event loop is closed"
+        if not (closed and unraisable.object is None):
+            hook(unraisable)
+
+    sys.unraisablehook = _but_late_writes
+
+
 @contextlib.contextmanager
 def abandoned_coroutines():
     """What a failed read leaves pending is collected without a word in this block.

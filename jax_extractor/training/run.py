@@ -99,13 +99,19 @@ def _check_claim(directory: Path, config: Config) -> None:
     path = directory / "config.json"
     if directory.exists() and not directory.is_dir():
         raise InputError(f"--run-dir {directory} is a file: name a directory")
-    if path.exists():
+    if path.exists() and _has_begun(directory):
         differing = differences(read_config(directory), to_dict(config))
         if differing:
             raise InputError(
                 f"--run-dir {directory} holds a run of another configuration "
                 f"({'; '.join(differing)}): choose another directory, or the same fields"
             )
+
+
+def _has_begun(directory: Path) -> bool:
+    """Whether anything was trained there that another configuration would take from its owner."""
+    rows = directory / "metrics.jsonl"
+    return (directory / "checkpoints").exists() or (rows.exists() and rows.stat().st_size > 0)
 
 
 def read_config(directory: Path) -> dict:

@@ -51,6 +51,7 @@ def test_an_unknown_command_lists_the_known(capsys):
         (KeyboardInterrupt(), 1, "interrupted"),
         (MemoryError("4 GB"), 1, "out of memory (4 GB): lower the model's sizes"),
         (RuntimeError("RESOURCE_EXHAUSTED: 9 GB"), 1, "out of memory (RESOURCE_EXHAUSTED: 9 GB)"),
+        (RuntimeError("INTERNAL: Out of memory allocating 9 bytes."), 1, "out of memory (INTERNAL"),
     ],
 )
 def test_an_error_is_one_line_and_a_status(error, status, line, monkeypatch, capsys):

@@ -179,6 +179,21 @@ def test_another_configuration_is_refused(trained, tiny):
     assert contents(trained) == before
 
 
+def test_a_start_that_trained_nothing_leaves_the_directory_free(tiny, tmp_path, monkeypatch):
+    """As when the memory is too small for the first step."""
+
+    def too_large(self, state, start, stop):
+        raise RuntimeError("Out of memory")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(loop.Steps, "run", too_large)
+        with pytest.raises(RuntimeError, match="Out of memory"):
+            train(changed(tiny, "model", features=64), tmp_path)
+    assert json.loads((tmp_path / "config.json").read_text())["model"]["features"] == 64
+    with pytest.raises(UsageError, match="model_devices=3"):  # not: another configuration
+        train(changed(tiny, "train", model_devices=3), tmp_path)
+
+
 def test_a_refused_start_leaves_the_directory_free(trained, tiny, tmp_path):
     for part, fields, told in [
         ("model", {"mixer": "mha", "num_heads": 3}, "num_heads=3"),

@@ -2,10 +2,15 @@
 
 import logging
 import sys
+import types
 
 import pytest
 
-from jax_extractor.training.quiet import abandoned_coroutines, quieten_orbax
+from jax_extractor.training.quiet import (
+    abandoned_coroutines,
+    quieten_late_writes,
+    quieten_orbax,
+)
 
 
 def test_only_orbax_is_silenced():
@@ -31,3 +36,19 @@ def test_hooks_are_put_back():
     with pytest.raises(KeyError), abandoned_coroutines():
         raise KeyError
     assert sys.unraisablehook is hook and not logger.disabled
+
+
+def test_only_late_writes_are_silenced(monkeypatch):
+    heard = []
+    monkeypatch.setattr(sys, "unraisablehook", heard.append)
+    quieten_late_writes()
+    hook = sys.unraisablehook
+    quieten_late_writes()  # again changes nothing
+    assert sys.unraisablehook is hook
+    closed, other, another = (
+        types.SimpleNamespace(exc_value=error, object=None)
+        for error in (RuntimeError("Event loop is closed"), RuntimeError("x"), ValueError("x"))
+    )
+    for unraisable in (closed, other, another):
+        hook(unraisable)
+    assert heard == [other, another]

@@ -72,7 +72,8 @@ def test_a_damaged_configuration(text, told, copy):
 def test_a_damaged_checkpoint(copy):
     largest = max((copy / "checkpoints" / "12").rglob("*"), key=lambda p: p.stat().st_size)
     data = bytearray(largest.read_bytes())
-    data[len(data) // 2] ^= 1
+    for position in range(0, len(data), 100):  # the moments, which are not read here, are in it too
+        data[position] ^= 1
     largest.write_bytes(data)
     with pytest.raises(InputError, match=r"checkpoints/12 is damaged: .* to go on from step 8"):
         open_run(copy)
