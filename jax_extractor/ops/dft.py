@@ -120,13 +120,13 @@ def plan_points(points: int) -> tuple[int, int]:
     """(N1, N2) with N = N1 N2 >= points and the least 2 N1 + 4 N2 multiplications, padding counted.
 
     Sizes beyond 8 are multiples of 8, whole vector registers. A second stage must save what its
-    pass over the data costs, about 24 multiplications an element.
+    pass over the data costs, about 32 multiplications an element.
     """
     best = None
     for n2 in [*range(1, 9), *range(16, 257, 8)]:
         n1 = -(-points // n2)
         n1 += -n1 % 8 if n1 > 8 else 0
-        cost = n1 * n2 * (2 * n1 + (4 * n2 + 24 if n2 > 1 else 0))
+        cost = n1 * n2 * (2 * n1 + (4 * n2 + 32 if n2 > 1 else 0))
         if best is None or cost < best[0]:
             best = (cost, n1, n2)
     assert best is not None

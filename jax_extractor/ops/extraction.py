@@ -5,6 +5,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jax_extractor.errors import UsageError, unknown_name
+from jax_extractor.ops.auto import choose_method
 from jax_extractor.ops.extraction_methods import (
     conv_extract,
     fft_extract,
@@ -46,7 +47,8 @@ def causal_extract(
     Args:
       scale: None or "rsqrt".
       method: "auto", "scan", "toeplitz" and "conv" (causal to the last bit), "fft" and "spectral"
-        (causal to rounding). All compute the same sum.
+        (causal to rounding). All compute the same sum; `auto.choose_method` says which one "auto"
+        takes, and `tuning.tune` replaces its rule by a measurement.
       precision: of the products, as in `jax.lax.dot_general`. None means the precision set by
         `jax.default_matmul_precision` and, where none is set, full float32: never TF32 or bfloat16
         passes unasked.
@@ -97,11 +99,6 @@ def extraction_factor(
             total = total - jnp.pad(total[..., :-length], before)
         count = jnp.maximum(total, 1)
     return lax.rsqrt(count.astype(dtype))
-
-
-def choose_method(x_shape: tuple[int, ...], w_shape: tuple[int, ...], dtype) -> str:
-    """The method that `auto` takes for x (B, T, D) and w (L, ...)."""
-    return "toeplitz" if len(w_shape) < 3 and w_shape[0] <= 32 else "fft"
 
 
 def resolve_precision(precision):

@@ -35,7 +35,8 @@ from jax_extractor.shapes import Array, Float
 # no such cliff; there the part only bounds the memory.
 CHUNK_BYTES = 8 << 20
 CHUNK_BYTES_ELSEWHERE = 512 << 20
-PRODUCT_OVERHEAD = 40
+SMALLEST_BLOCK = 32
+PASS_COST = 40  # measured on a 2-core x86-64 CPU, float32
 
 
 class Plan(NamedTuple):
@@ -239,18 +240,29 @@ def make_plan(x_shape, w_shape, precision) -> Plan:
 
 
 def block_length(x_shape, length: int) -> int:
-    """The block length of the least work: transforms get cheaper with short blocks, products dearer."""
-    batch, time, _ = x_shape
+    """The block length of the least `spectral_work`; short blocks make products too small."""
+    blocks = range(1, max(1, min(16, length // SMALLEST_BLOCK)) + 1)
+    best = min(blocks, key=lambda b: _work(x_shape, length, b))
+    return -(-length // best)
 
-    def work(blocks):
-        n1, n2 = plan_points(-(-length // blocks))
-        points = n1 * n2
-        x_blocks = -(-time // points)
-        met = sum(max(0, x_blocks - b) for b in range(blocks)) / blocks
-        return blocks * points * (2 * n1 + 4 * n2 + PRODUCT_OVERHEAD + 4 * batch * met)
 
-    blocks = min((b for b in range(1, 17) if b <= length), key=work)
-    return -(-length // blocks)
+def spectral_work(x_shape, length: int) -> float:
+    """Estimated multiplications per element of w (L, D, E), all blocks and passes weighed in.
+
+    Transforms cost 2 N1 + 4 N2 and get cheaper with shorter blocks; the products per frequency cost
+    4 B for every block that a block of offsets meets, and get dearer. Touching w and its spectrum
+    costs as much as PASS_COST multiplications.
+    """
+    block = block_length(x_shape, length)
+    return _work(x_shape, length, -(-length // block)) / length
+
+
+def _work(x_shape, length: int, blocks: int) -> float:
+    batch, time = x_shape[0], x_shape[1]
+    n1, n2 = plan_points(-(-length // blocks))
+    x_blocks = -(-time // (n1 * n2))
+    met = sum(max(0, x_blocks - b) for b in range(blocks)) / blocks
+    return blocks * n1 * n2 * (2 * n1 + 4 * n2 * (n2 > 1) + PASS_COST + 4 * batch * met)
 
 
 def largest_divisor(n: int, limit: int) -> int:
