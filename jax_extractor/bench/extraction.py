@@ -1,0 +1,248 @@
+"""jax-extractor bench extraction: the extraction sum, all our methods beside all peers.
+
+A matrix per offset, L = T and D = E. Every program of one size runs in turn with all others of that
+size: forward alone, and forward with the gradients of sum(y^2) in x and w. Peers are
+flax.linen.Conv, lax.conv, the one-liner with jnp.fft, and, where torch is installed, its Conv1d and
+its FFT.
+"""
+
+import functools
+import itertools
+import json
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+
+from jax_extractor.bench.extraction_peers import JAX_PEERS, torch_contestant, torch_peers
+from jax_extractor.bench.timing import Contestant, compile_contestant, interleaved_medians
+from jax_extractor.errors import UsageError, unknown_name
+from jax_extractor.ops.auto import choose_method
+from jax_extractor.ops.extraction import METHODS, causal_extract
+
+Size = tuple[int, int, int]
+
+AUTO = "ours, auto"
+PRECISIONS = {"float32": "float32", "tf32": "tensorfloat32", "bfloat16": None}
+
+
+@dataclass(frozen=True)
+class Options:
+    """Sizes of the measurement, and where its results go."""
+
+    sizes: tuple[Size, ...] = ((32, 256, 128), (4, 512, 256), (8, 1024, 128), (2, 4096, 64))
+    """Batch, time (and offsets), features; several one after the other."""
+    growth: Size | None = None
+    """Batch, the longest time, features: also measures our auto at that time and its halves."""
+    repeats: int = 5
+    methods: tuple[str, ...] = ("auto", "spectral", "fft", "conv")
+    """Ours; scan and toeplitz can be added, and are slow at these sizes."""
+    dtype: str = "float32"
+    """float32, tf32 (float32 in reduced precision where the device has it) or bfloat16."""
+    json: Path | None = None
+    plot: Path | None = None
+
+
+@dataclass(frozen=True)
+class Row:
+    """One program at one size. Temporary memory is XLA's own figure, None for other frameworks."""
+
+    size: Size
+    name: str
+    backward: bool
+    milliseconds: float
+    temporary_megabytes: float | None
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """A quotient of two rows, in the words of its title."""
+
+    size: Size
+    title: str
+    value: float
+
+
+def run(options: Options) -> None:
+    """Measures every size, prints tables and ratios, writes the files asked for."""
+    check(options)
+    print(f"extraction, {options.dtype}, {jax.default_backend()}, jax {jax.__version__}")
+    rows: list[Row] = []
+    ratios: list[Ratio] = []
+    for size in options.sizes:
+        measured = measure(size, options)
+        of_size = compare(measured)
+        print_size(size, measured, of_size)
+        rows += measured
+        ratios += of_size
+    if options.growth is not None:
+        grown, of_growth = measure_growth(options)
+        rows += grown
+        ratios += of_growth
+    if options.json is not None:
+        content = {
+            "dtype": options.dtype,
+            "platform": jax.default_backend(),
+            "device": jax.devices()[0].device_kind,
+            "jax": jax.__version__,
+            "rows": [asdict(row) for row in rows],
+            "ratios": [asdict(ratio) for ratio in ratios],
+        }
+        options.json.parent.mkdir(parents=True, exist_ok=True)
+        options.json.write_text(json.dumps(content, indent=1) + "\n")
+    if options.plot is not None:
+        plot(rows, options.plot)
+
+
+def check(options: Options) -> None:
+    """Refuses sizes, methods and dtypes that do not exist."""
+    sizes = [*options.sizes, *([options.growth] if options.growth else [])]
+    for size in sizes:
+        if len(size) != 3 or min(size) < 1:
+            raise UsageError(f"sizes={size} (batch, time, features): give positive numbers")
+    for method in options.methods:
+        if method != "auto" and method not in METHODS:
+            raise unknown_name("method", method, ["auto", *METHODS])
+    if options.dtype not in PRECISIONS:
+        raise unknown_name("dtype", options.dtype, PRECISIONS)
+
+
+def arrays(size: Size, options: Options):
+    """x and w of unit output variance, the same for every program."""
+    batch, time, features = size
+    dtype = jnp.bfloat16 if options.dtype == "bfloat16" else jnp.float32
+    x_key, w_key = jax.random.split(jax.random.key(0))
+    x = jax.random.normal(x_key, (batch, time, features), dtype)
+    w = jax.random.normal(w_key, (time, features, features), dtype)
+    return x, w / jnp.sqrt(jnp.asarray(time * features, dtype))
+
+
+def contestants(size: Size, options: Options, backward: bool) -> list[Contestant]:
+    """Every program of one size, compiled."""
+    x, w = arrays(size, options)
+    precision = PRECISIONS[options.dtype]
+    programs: dict[str, Callable] = {
+        f"ours, {method}": functools.partial(causal_extract, method=method, precision=precision)
+        for method in options.methods
+    }
+    if options.dtype != "bfloat16":  # there is no bfloat16 FFT
+        programs |= JAX_PEERS
+    else:
+        programs |= {name: f for name, f in JAX_PEERS.items() if "fft" not in name}
+    with jax.default_matmul_precision(precision):
+        compiled = [
+            compile_contestant(name, gradients(f) if backward else f, x, w)
+            for name, f in programs.items()
+        ]
+    if options.dtype == "float32" and jax.default_backend() == "cpu":
+        compiled += [torch_contestant(name, f, x, w, backward) for name, f in torch_peers().items()]
+    return compiled
+
+
+def gradients(f: Callable) -> Callable:
+    """The gradients of sum(f(x, w)^2) in both arguments."""
+    return jax.grad(lambda x, w: jnp.sum(f(x, w) ** 2), (0, 1))
+
+
+def measure(size: Size, options: Options) -> list[Row]:
+    """Every program at one size, run in turns."""
+    rows = []
+    for backward in (False, True):
+        entered = contestants(size, options, backward)
+        seconds = interleaved_medians(entered, options.repeats)
+        for c in entered:
+            memory = None if c.temporary_bytes is None else c.temporary_bytes / 1e6
+            rows.append(Row(size, c.name, backward, seconds[c.name] * 1e3, memory))
+    return rows
+
+
+def compare(rows: list[Row]) -> list[Ratio]:
+    """How much faster our auto is than the fastest peer of the run, and than flax.linen.Conv."""
+    ratios = []
+    for backward, words in ((False, "forward"), (True, "forward + backward")):
+        ms = {row.name: row.milliseconds for row in rows if row.backward == backward}
+        peers = {name: t for name, t in ms.items() if not name.startswith("ours")}
+        if AUTO not in ms or not peers:
+            continue
+        fastest = min(peers, key=lambda name: peers[name])
+        for name, title in ((fastest, f"the fastest peer's ({fastest})"), ("flax.linen.Conv",) * 2):
+            if name in peers:
+                ratios.append(
+                    Ratio(rows[0].size, f"{words}: {title} time / ours", peers[name] / ms[AUTO])
+                )
+    return ratios
+
+
+def print_size(size: Size, rows: list[Row], ratios: list[Ratio]) -> None:
+    method = choose_method(size, (size[1], size[2], size[2]))
+    print(f"\n(B, T, D) = {size}, L = T; auto is {method}")
+    print(f"  {'':<18}{'forward':>10}{'+ backward':>12}  ms{'temporary':>12}  MB, with backward")
+    names = list(dict.fromkeys(row.name for row in rows))
+    for name in names:
+        forward, both = sorted((r for r in rows if r.name == name), key=lambda r: r.backward)
+        memory = both.temporary_megabytes
+        shown = "–" if memory is None else f"{memory:.0f}"
+        print(f"  {name:<18}{forward.milliseconds:>10.1f}{both.milliseconds:>12.1f}{shown:>16}")
+    for ratio in ratios:
+        print(f"  {ratio.value:6.2f}  {ratio.title}")
+
+
+def measure_growth(options: Options) -> tuple[list[Row], list[Ratio]]:
+    """Our auto at the longest time and its halves down to 512, and the quotients of neighbours."""
+    assert options.growth is not None
+    batch, longest, features = options.growth
+    times = [longest]
+    while times[-1] // 2 >= 512:
+        times.append(times[-1] // 2)
+    only = replace(options, methods=("auto",))
+    entered = []
+    for steps in times[::-1]:
+        x, w = arrays((batch, steps, features), only)
+        program = gradients(functools.partial(causal_extract, precision=PRECISIONS[options.dtype]))
+        entered.append(compile_contestant(str(steps), program, x, w))
+    seconds = interleaved_medians(entered, options.repeats)
+    rows = [
+        Row(
+            (batch, int(c.name), features),
+            AUTO,
+            True,
+            seconds[c.name] * 1e3,
+            (c.temporary_bytes or 0) / 1e6,
+        )
+        for c in entered
+    ]
+    ratios = [
+        Ratio(
+            b.size,
+            f"forward + backward: our time at T={b.size[1]} / at T={a.size[1]}",
+            b.milliseconds / a.milliseconds,
+        )
+        for a, b in itertools.pairwise(rows)
+    ]
+    print(f"\ngrowth at B={batch}, D={features}, forward + backward")
+    for row in rows:
+        print(f"  T={row.size[1]:<6}{row.milliseconds:>10.1f} ms")
+    for ratio in ratios:
+        print(f"  {ratio.value:6.2f}  {ratio.title}")
+    return rows, ratios
+
+
+def plot(rows: list[Row], path: Path) -> None:
+    """Time against T, forward + backward, a line a program, on logarithmic axes."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8, 5), layout="constrained")
+    axis = figure.subplots()
+    for name in dict.fromkeys(row.name for row in rows):
+        points = sorted(
+            (row.size[1], row.milliseconds) for row in rows if row.name == name and row.backward
+        )
+        ours = name.startswith("ours")
+        axis.plot(*zip(*points, strict=True), "o-" if ours else "s--", label=name)
+    axis.set(xscale="log", yscale="log", xlabel="T (B and D as in the table)")
+    axis.set_ylabel("ms, forward + backward")
+    axis.legend(fontsize="small")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path)

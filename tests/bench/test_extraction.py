@@ -1,0 +1,89 @@
+"""The extraction bench: its peers compute the same sum, its files say what it measured."""
+
+import json
+
+import jax
+import numpy as np
+import pytest
+
+from jax_extractor.bench.extraction import Options, Row, compare, run
+from jax_extractor.bench.extraction_peers import JAX_PEERS, torch_peers
+from jax_extractor.errors import UsageError
+from jax_extractor.ops import causal_extract
+
+
+def draw():
+    rng = np.random.default_rng(0)
+    return (
+        jax.numpy.asarray(rng.standard_normal(shape), jax.numpy.float32)
+        for shape in ((2, 6, 3), (6, 3, 3))
+    )
+
+
+@pytest.mark.parametrize("name", JAX_PEERS)
+def test_jax_peers_compute_the_same_sum(name):
+    x, w = draw()
+    ours = causal_extract(x, w, method="scan")
+    np.testing.assert_allclose(jax.jit(JAX_PEERS[name])(x, w), ours, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.oracle
+@pytest.mark.parametrize("name", ["torch Conv1d", "torch FFT"])
+def test_torch_peers_compute_the_same_sum(name):
+    torch = pytest.importorskip("torch")
+    x, w = draw()
+    theirs = torch_peers()[name](*(torch.tensor(np.asarray(a)) for a in (x, w)))
+    ours = causal_extract(x, w, method="scan")
+    np.testing.assert_allclose(theirs.numpy(), ours, rtol=1e-5, atol=1e-5)
+
+
+def test_files_hold_every_program(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("jax_extractor.bench.extraction.torch_peers", dict)
+    options = Options(
+        sizes=((1, 8, 4),),
+        growth=(1, 1024, 1),
+        repeats=1,
+        methods=("auto", "spectral"),
+        json=tmp_path / "out" / "bench.json",
+        plot=tmp_path / "bench.png",
+    )
+    run(options)
+    content = json.loads(options.json.read_text())
+    names = {row["name"] for row in content["rows"]}
+    assert names == {"ours, auto", "ours, spectral", *JAX_PEERS}
+    both = [(row["name"], row["backward"]) for row in content["rows"] if row["size"] == [1, 8, 4]]
+    assert len(both) == len(set(both)) == 2 * len(names)
+    assert [r["size"][1] for r in content["rows"] if r["size"][2] == 1] == [512, 1024]
+    assert all(row["milliseconds"] > 0 for row in content["rows"])
+    assert options.plot.stat().st_size > 1000
+    said = capsys.readouterr().out
+    for ratio in content["ratios"]:
+        assert f"{ratio['value']:.2f}  {ratio['title']}" in said
+
+
+def test_ratios_are_against_the_fastest_peer():
+    size = (1, 8, 4)
+    rows = [
+        Row(size, "ours, auto", True, 2.0, 1.0),
+        Row(size, "ours, fft", True, 1.0, 1.0),
+        Row(size, "jnp.fft", True, 3.0, 1.0),
+        Row(size, "flax.linen.Conv", True, 12.0, 1.0),
+    ]
+    values = {ratio.title: ratio.value for ratio in compare(rows)}
+    assert values == {
+        "forward + backward: the fastest peer's (jnp.fft) time / ours": 1.5,
+        "forward + backward: flax.linen.Conv time / ours": 6.0,
+    }
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        (Options(sizes=((0, 8, 4),)), "give positive numbers"),
+        (Options(methods=("magic",)), "unknown method 'magic'"),
+        (Options(dtype="int8"), "unknown dtype 'int8'"),
+    ],
+)
+def test_bad_options_are_refused(options, message):
+    with pytest.raises(UsageError, match=message):
+        run(options)
