@@ -151,7 +151,7 @@ def check_dynamic(sizes: Sizes, pre, post, dynamic_pre, dynamic_post) -> None:
 def check_options(dropout, dropout_rng, block_size) -> tuple[float, float]:
     """The two dropout rates, after refusing what cannot be used."""
     rates = tuple(dropout) if isinstance(dropout, Sequence) else (0.0, dropout)
-    if len(rates) != 2 or not all(isinstance(r, numbers.Real) and 0 <= r < 1 for r in rates):
+    if len(rates) != 2 or not all(isinstance(r, numbers.Real) and 0 <= float(r) < 1 for r in rates):
         raise UsageError(
             f"dropout={dropout!r}: give one rate for the weights, or the pair "
             "(rate of the logits, rate of the weights), each at least 0 and below 1"
@@ -180,7 +180,7 @@ def head_major(
     if q.dtype == dtype:  # one product per feature, not per pair; in low precision it would round
         q, scale = q * scale, None
     inputs = Inputs(
-        *(_heads_first(x) for x in (q, k, v)),
+        *(jnp.moveaxis(x, -2, 0) for x in (q, k, v)),
         scale=scale,
         pre=_projection(pre, dynamic_pre, dtype),
         post=_projection(post, dynamic_post, dtype),

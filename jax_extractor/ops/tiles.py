@@ -26,7 +26,8 @@ def tilings(inputs: Inputs, mask, queries: int, keys: int) -> tuple[Inputs, Tili
         if p is None:
             return None
         per_query = None if p.per_query is None else row
-        return Projection(whole, per_query, None if p.per_key is None else column)
+        per_key = None if p.per_key is None else column
+        return Projection._make((whole, per_query, per_key))
 
     def of_pairs(x: Array | None):
         if x is None:
@@ -36,8 +37,9 @@ def tilings(inputs: Inputs, mask, queries: int, keys: int) -> tuple[Inputs, Tili
         )
 
     scale = None if inputs.scale is None else whole
-    projections = of_projection(inputs.pre), of_projection(inputs.post)
-    return Inputs(row, column, column, scale, *projections, of_pairs(inputs.bias)), of_pairs(mask)
+    pre, post = of_projection(inputs.pre), of_projection(inputs.post)
+    fields = (row, column, column, scale, pre, post, of_pairs(inputs.bias))
+    return Inputs._make(fields), of_pairs(mask)
 
 
 def cut_all(inputs: Inputs, mask, plan):
