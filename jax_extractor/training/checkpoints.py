@@ -15,7 +15,7 @@ from jax_extractor.errors import InputError
 from jax_extractor.shapes import PyTree
 from jax_extractor.training import arrays
 from jax_extractor.training.files import cannot_write, reason, write_atomic
-from jax_extractor.training.quiet import abandoned_coroutines, quieten_late_writes, quieten_orbax
+from jax_extractor.training.quiet import abandoned_coroutines, quieten_leftovers, quieten_orbax
 
 __all__ = ["Checkpoints", "write_atomic"]
 
@@ -45,6 +45,7 @@ class Checkpoints:
         self._manager: ocp.CheckpointManager | None = None
         self._wrote = False
         quieten_orbax()
+        quieten_leftovers()
 
     def __enter__(self):
         return self
@@ -159,7 +160,6 @@ class Checkpoints:
         """Makes the folder and clears what killed processes left half-written in it."""
         if self._wrote:
             return
-        quieten_late_writes()
         self._directory.mkdir(parents=True, exist_ok=True)
         if jax.process_index() == 0:
             for path in self._directory.iterdir():

@@ -21,23 +21,24 @@ def _not_orbax(record: logging.LogRecord) -> bool:
     return wanted or f"{os.sep}orbax{os.sep}" not in record.pathname
 
 
-def quieten_late_writes() -> None:
-    """Drops, from now on, what the writes of a failed save say when they end after it.
+def quieten_leftovers() -> None:
+    """Drops what reads and writes say that end, or are thrown away, after one beside them failed.
 
-    TensorStore tells it from threads of its own to an event loop that is closed by then, before the
-    failure is raised here.
+    TensorStore tells it from threads of its own to an event loop that is closed by then, and
+    Python when it collects a coroutine that waited for them: at any moment after the failure.
     """
     hook = sys.unraisablehook
-    if getattr(hook, "__name__", "") == "_but_late_writes":
+    if getattr(hook, "__name__", "") == "_but_leftovers":
         return
 
-    def _but_late_writes(unraisable) -> None:
-        error = unraisable.exc_value
+    def _but_leftovers(unraisable) -> None:
+        error, code = unraisable.exc_value, getattr(unraisable.object, "cr_code", None)
         closed = isinstance(error, RuntimeError) and str(error) == "Event loop is closed"
-        if not (closed and unraisable.object is None):
+        orbax = code is not None and f"{os.sep}orbax{os.sep}" in code.co_filename
+        if not (orbax or (closed and unraisable.object is None)):
             hook(unraisable)
 
-    sys.unraisablehook = _but_late_writes
+    sys.unraisablehook = _but_leftovers
 
 
 @contextlib.contextmanager

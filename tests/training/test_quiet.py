@@ -8,7 +8,7 @@ import pytest
 
 from jax_extractor.training.quiet import (
     abandoned_coroutines,
-    quieten_late_writes,
+    quieten_leftovers,
     quieten_orbax,
 )
 
@@ -38,17 +38,27 @@ def test_hooks_are_put_back():
     assert sys.unraisablehook is hook and not logger.disabled
 
 
-def test_only_late_writes_are_silenced(monkeypatch):
+def test_only_leftovers_are_silenced(monkeypatch):
     heard = []
     monkeypatch.setattr(sys, "unraisablehook", heard.append)
-    quieten_late_writes()
+    quieten_leftovers()
     hook = sys.unraisablehook
-    quieten_late_writes()  # again changes nothing
+    quieten_leftovers()  # again changes nothing
     assert sys.unraisablehook is hook
-    closed, other, another = (
-        types.SimpleNamespace(exc_value=error, object=None)
-        for error in (RuntimeError("Event loop is closed"), RuntimeError("x"), ValueError("x"))
-    )
-    for unraisable in (closed, other, another):
-        hook(unraisable)
-    assert heard == [other, another]
+
+    def unraisable(error, file=None):
+        code = types.SimpleNamespace(co_filename=file)
+        owner = types.SimpleNamespace(cr_code=code) if file else None
+        return types.SimpleNamespace(exc_value=error, object=owner)
+
+    closed = RuntimeError("Event loop is closed")
+    hook(unraisable(closed))
+    hook(unraisable(Exception("x"), "/x/orbax/y.py"))
+    others = [
+        unraisable(closed, "/x/other/y.py"),
+        unraisable(RuntimeError("x")),
+        unraisable(ValueError("Event loop is closed")),
+    ]
+    for other in others:
+        hook(other)
+    assert heard == others
