@@ -1,6 +1,6 @@
 """Talking-heads attention as a Flax module, for one sequence or across two."""
 
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import flax.linen as nn
 import jax
@@ -19,8 +19,6 @@ from jax_extractor.mixers.common import (
     rotary,
 )
 from jax_extractor.shapes import Array, Float, Int
-
-MixingInit = Literal["auto", "identity", "orthogonal", "normal"]
 
 
 def mixing_initializer(name: str, heads_in: int, heads_out: int) -> nn.initializers.Initializer:
@@ -69,7 +67,8 @@ class TalkingHeadsAttention(nn.Module):
     `(x, valid, deterministic)` with x (B, T, D) and valid (B, T) bool, True = real position;
     returns (B, T, D). Given memory (B, S, D') the keys and values come from there, each of them
     visible where memory_valid (B, S) says so. A position with nothing to attend to gives 0.
-    With decode=True x continues the sequence in the collection "cache", see `mixers`.
+    With decode=True x continues the sequence in the collection "cache", see `mixers`. Applied with
+    mutable=["intermediates"], it also gives out its `ops.AttentionMaps` under the name "maps".
     Source: Shazeer et al. 2020, with the dynamic projections of its authors.
 
     Attributes:
@@ -109,7 +108,7 @@ class TalkingHeadsAttention(nn.Module):
     value_width: int | None = None
     mix_logits: bool = True
     mix_weights: bool = True
-    mixing_init: MixingInit = "auto"
+    mixing_init: str = "auto"
     logits_dropout: float = 0.0
     weights_dropout: float = 0.0
     position_bias: bool = False
@@ -165,18 +164,24 @@ class TalkingHeadsAttention(nn.Module):
         bias = self._position_bias(x.shape[1], seen.key.shape[1], start, times, cross)
         pre, post = self._mixing("pre_mixing", counts[:2]), self._mixing("post_mixing", counts[1:])
         dropout = (0.0, 0.0) if deterministic else (self.logits_dropout, self.weights_dropout)
+        options = {
+            "mask": mask,
+            "bias": bias,
+            "causal": causal,
+            "dynamic_pre": _dynamic(sides.dynamic_pre, seen.dynamic_pre),
+            "dynamic_post": _dynamic(sides.dynamic_post, seen.dynamic_post),
+        }
+        if self.is_mutable_collection("intermediates") and not self.is_initializing():
+            maps = ops.attention_maps(sides.query, seen.key, pre, post, **options)
+            self.sow("intermediates", "maps", maps)
         out = ops.talking_heads_attention(
             sides.query,
             seen.key,
             seen.value,
-            pre if self.mix_logits else None,
-            post if self.mix_weights else None,
-            mask=mask,
-            bias=bias,
-            causal=causal,
+            pre,
+            post,
+            **options,
             block_size=self.block_size,
-            dynamic_pre=_dynamic(sides.dynamic_pre, seen.dynamic_pre),
-            dynamic_post=_dynamic(sides.dynamic_post, seen.dynamic_post),
             dropout=dropout,
             dropout_rng=self.make_rng("dropout") if any(dropout) else None,
         )
@@ -320,7 +325,7 @@ class CrossModalTalkingHeads(nn.Module):
     num_heads: int = 8
     other_heads: int | None = None
     max_length: int | None = None
-    mixing_init: MixingInit = "auto"
+    mixing_init: str = "auto"
     logits_dropout: float = 0.0
     weights_dropout: float = 0.0
     rotary: bool = False

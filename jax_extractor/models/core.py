@@ -143,7 +143,7 @@ class Core(nn.Module):
 
             scan = nn.scan(
                 body,
-                variable_axes={"params": 0, "cache": 0, "plan": 0},
+                variable_axes={"params": 0, "cache": 0, "plan": 0, "intermediates": 0},
                 split_rngs={"params": True, "dropout": True},
                 length=self.config.num_layers,
             )

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from jax_extractor.mixers import HE, ISHE, ME, SHE, WE, MultiHeadAttention
+from jax_extractor.mixers import HE, ISHE, ME, SHE, WE, MultiHeadAttention, TalkingHeadsAttention
 
 pytestmark = pytest.mark.core
 
@@ -17,6 +17,7 @@ MIXERS = {
     "we": WE(max_length=4, num_heads=2),
     "me": ME(max_length=4),
     "mha": MultiHeadAttention(num_heads=2),
+    "talking_heads": TalkingHeadsAttention(key_heads=1, heads=2, value_heads=4),
 }
 
 
