@@ -180,7 +180,9 @@ def head_major(
     if q.dtype == dtype:  # one product per feature, not per pair; in low precision it would round
         q, scale = q * scale, None
     inputs = Inputs(
-        *(jnp.moveaxis(x, -2, 0) for x in (q, k, v)),
+        q=jnp.moveaxis(q, -2, 0),
+        k=jnp.moveaxis(k, -2, 0),
+        v=jnp.moveaxis(v, -2, 0),
         scale=scale,
         pre=_projection(pre, dynamic_pre, dtype),
         post=_projection(post, dynamic_post, dtype),
