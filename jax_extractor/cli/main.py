@@ -15,6 +15,7 @@ COMMANDS = {
     "evaluate": "loss, bits per byte and perplexity of a run on its validation text",
     "generate": "write text with a run",
     "compare": "validation losses of runs beside the fields in which they differ",
+    "mixings": "a picture of the head-mixing matrices that a run has learned",
     "bench": "time and memory beside the peers, in one run",
     "cost": "parameters, multiplications and measured time of each mixer",
 }
