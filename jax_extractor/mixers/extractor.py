@@ -126,19 +126,22 @@ class Extractor(nn.Module):
         A first call is a prompt of any length; every later one is one vector. The transforms of
         the weights are made by the first call and kept in the collection "plan".
         """
-        fresh = not self.has_variable("cache", "stream")
-        plan = self.variable("plan", "plan", ops.plan_stream, weights, scale=self.scale)
-        batch = values.shape[:1]
-        state = self.variable(
-            "cache", "stream", lambda: ops.init_stream(plan.value, batch, features=values.shape[-1])
-        )
-        if fresh:
-            y, state.value = ops.stream_prefill(plan.value, state.value, values, valid)
-            return y
-        check_one_step(values)
-        seen = None if valid is None else valid[:, 0]
-        y, state.value = ops.stream_step(plan.value, state.value, values[:, 0], seen)
-        return y[:, None]
+        if not self.has_variable("plan", "plan"):
+            self.put_variable("plan", "plan", ops.plan_stream(weights, scale=self.scale))
+        plan: ops.StreamPlan = self.get_variable("plan", "plan")
+        if self.has_variable("cache", "stream"):
+            check_one_step(values)
+            seen = None if valid is None else valid[:, 0]
+            y, state = ops.stream_step(
+                plan, self.get_variable("cache", "stream"), values[:, 0], seen
+            )
+            y = y[:, None]
+        else:
+            batch, _, features = values.shape
+            state = ops.init_stream(plan, (batch,), features=features)
+            y, state = ops.stream_prefill(plan, state, values, valid)
+        self.put_variable("cache", "stream", state)
+        return y
 
     def _projection(self, x: Array, name: str, use_bias: bool = False) -> Array:
         return projection(x.shape[-1], name, x.dtype, self.param_dtype, use_bias)(x)

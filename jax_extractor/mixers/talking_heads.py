@@ -1,6 +1,6 @@
 """Talking-heads attention as a Flax module, for one sequence or across two."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import flax.linen as nn
 import jax
@@ -164,7 +164,7 @@ class TalkingHeadsAttention(nn.Module):
         bias = self._position_bias(x.shape[1], seen.key.shape[1], start, times, cross)
         pre, post = self._mixing("pre_mixing", counts[:2]), self._mixing("post_mixing", counts[1:])
         dropout = (0.0, 0.0) if deterministic else (self.logits_dropout, self.weights_dropout)
-        options = {
+        options: dict[str, Any] = {
             "mask": mask,
             "bias": bias,
             "causal": causal,

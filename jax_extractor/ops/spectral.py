@@ -19,6 +19,13 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from jax_extractor.ops.complex_products import (
+    per_frequency,
+    x_from_matrices,
+    x_matrices,
+    y_from_matrices,
+    y_matrices,
+)
 from jax_extractor.ops.dft import (
     Dft,
     plan_points,
@@ -36,6 +43,7 @@ from jax_extractor.shapes import Array, Float
 CHUNK_BYTES = 8 << 20
 CHUNK_BYTES_ELSEWHERE = 512 << 20
 SMALLEST_BLOCK = 32
+THREE_PRODUCTS_FROM = 24
 PASS_COST = 40  # measured on a 2-core x86-64 CPU, float32
 
 
@@ -45,6 +53,7 @@ class Plan(NamedTuple):
     dft: Dft
     length: int  # L, which xbar and ybar do not tell
     chunk: int  # input features transformed at a time
+    groups: int = 1  # real matrix products per complex one, see `complex_products`
     lanes: int = 1  # parts of a chunk that may be computed at the same time
     dtype: Any = jnp.dtype(jnp.float32)  # of x, w and their cotangents; y and ybar are summed wider
 
@@ -52,72 +61,64 @@ class Plan(NamedTuple):
     def w_blocks(self) -> int:
         return -(-self.length // self.dft.points)
 
+    @property
+    def w_dft(self) -> Dft:
+        """The transform of w: with the rows that its part in the complex products asks for."""
+        return self.dft._replace(rows=3 if self.groups == 3 else 2)
 
-def blocks_of(x: Float[Array, "B T D"], plan: Plan) -> Float[Array, "N X"]:
-    """Blocks of N vectors; columns in the order (block, sequence, feature)."""
+
+def blocks_of(x: Float[Array, "B T D"], plan: Plan) -> Float[Array, "N C B D"]:
+    """C blocks of N vectors."""
     points, (batch, time, features) = plan.dft.points, x.shape
     blocks = -(-time // points)
     x = x.astype(accumulation_dtype(x.dtype))
     x = jnp.pad(x, ((0, 0), (0, blocks * points - time), (0, 0)))
-    return x.reshape(batch, blocks, points, features).transpose(2, 1, 0, 3).reshape(points, -1)
+    return x.reshape(batch, blocks, points, features).transpose(2, 1, 0, 3)
 
 
-def from_blocks(z: Float[Array, "N X"], batch: int, time: int) -> Float[Array, "B T D"]:
+def from_blocks(z: Float[Array, "N C B D"], time: int) -> Float[Array, "B T D"]:
     """The transposed map of `blocks_of`."""
-    points, blocks = z.shape[0], -(-time // z.shape[0])
-    z = z.reshape(points, blocks, batch, -1).transpose(2, 1, 0, 3)
-    return z.reshape(batch, blocks * points, -1)[:, :time]
+    points, blocks, batch, features = z.shape
+    z = z.transpose(2, 1, 0, 3).reshape(batch, blocks * points, features)
+    return z[:, :time]
 
 
-def x_spectrum(x: Float[Array, "B T D"], plan: Plan) -> Float[Array, "F 2 R D"]:
-    """X_c + i X_{c-1} for every block c of every sequence; R rows in the order (block, sequence)."""
-    batch, time, features = x.shape
+def x_spectrum(x: Float[Array, "B T D"], plan: Plan) -> Float[Array, "F 2 C B D"]:
+    """X_c + i X_{c-1} for every block c of every sequence."""
     z_hat = transform(blocks_of(x, plan), plan.dft)
-    if time > plan.dft.points:
-        one = batch * features
-        before = jnp.pad(z_hat[:, :, :-one], ((0, 0), (0, 0), (one, 0)))
-        z_hat = z_hat + times_i(before)
-    return z_hat.reshape(plan.dft.points, 2, -1, features)
+    if z_hat.shape[2] > 1:
+        z_hat = z_hat + times_i(later(z_hat[:, :, :-1], 1))
+    return z_hat
 
 
-def x_spectrum_transposed(z_hat: Float[Array, "F 2 R D"], plan: Plan, batch: int, time: int):
+def x_spectrum_transposed(z_hat: Float[Array, "F 2 C B D"], plan: Plan, time: int) -> Array:
     """The transposed map of `x_spectrum`: (B, T, D)."""
-    one = batch * z_hat.shape[3]
-    z_hat = z_hat.reshape(plan.dft.points, 2, -1)
-    if time > plan.dft.points:
-        after = jnp.pad(z_hat[:, :, one:], ((0, 0), (0, 0), (0, one)))
-        z_hat = z_hat + times_minus_i(after)
-    return from_blocks(transposed(z_hat, plan.dft), batch, time)
+    if z_hat.shape[2] > 1:
+        z_hat = z_hat + times_minus_i(earlier(z_hat[:, :, 1:], 1))
+    return from_blocks(transposed(z_hat, plan.dft), time)
 
 
-def y_spectrum_transposed(ybar: Float[Array, "B T E"], plan: Plan) -> Float[Array, "F 2 R E"]:
+def y_spectrum_transposed(ybar: Float[Array, "B T E"], plan: Plan) -> Float[Array, "F 2 C B E"]:
     """The cotangent of Y, given y's."""
-    z_hat = transform(blocks_of(ybar, plan) / plan.dft.points, plan.dft)
-    return z_hat.reshape(plan.dft.points, 2, -1, ybar.shape[2])
+    return transform(blocks_of(ybar, plan) / plan.dft.points, plan.dft)
 
 
-def as_real(z_hat: Float[Array, "F 2 R D"]) -> Float[Array, "F 2 R 2 D"]:
-    """Z as the real matrix [[Zr, -Zi], [Zi, Zr]], so that a complex product is one real product."""
-    return jnp.stack([z_hat, times_i(z_hat)], axis=3)
+def later(z_hat: Float[Array, "F 2 c B D"], blocks: int) -> Float[Array, "F 2 C B D"]:
+    """Moved to later blocks, zeros in front."""
+    return jnp.pad(z_hat, ((0, 0), (0, 0), (blocks, 0), (0, 0), (0, 0)))
 
 
-def from_real(matrix: Float[Array, "F 2 R 2 D"]) -> Float[Array, "F 2 R D"]:
-    """The transposed map of `as_real`."""
-    return matrix[:, :, :, 0] + times_minus_i(matrix[:, :, :, 1])
+def earlier(z_hat: Float[Array, "F 2 c B D"], blocks: int) -> Float[Array, "F 2 C B D"]:
+    """Moved to earlier blocks, zeros behind."""
+    return jnp.pad(z_hat, ((0, 0), (0, 0), (0, blocks), (0, 0), (0, 0)))
 
 
-def rows_and_columns(z_hat: Array, rows: slice, start, size: int) -> Float[Array, "F rows cols"]:
-    """Some blocks and some features of Z as a real matrix (F, 2 r, 2 size), see `as_real`."""
-    part = as_real(lax.dynamic_slice_in_dim(z_hat[:, :, rows], start, size, axis=3))
-    return part.reshape(part.shape[0], 2 * part.shape[2], 2 * size)
-
-
-def w_spectrum(w, block: int, start, size: int, plan: Plan, dtype) -> Float[Array, "F columns E"]:
-    """The transform of one block of offsets and some input features of w."""
+def w_matrices(w, block: int, start, size: int, plan: Plan, dtype) -> Float[Array, "F G c E"]:
+    """The transform of one block of offsets and some input features of w, see `complex_products`."""
     points = plan.dft.points
     part = lax.dynamic_slice_in_dim(w[block * points : (block + 1) * points], start, size, axis=1)
-    z_hat = transform(part.reshape(part.shape[0], -1).astype(dtype), plan.dft)
-    return z_hat.reshape(points, 2 * size, w.shape[2])
+    w_hat = transform(part.astype(dtype), plan.w_dft)
+    return w_hat.reshape(points, plan.groups, -1, w.shape[2])
 
 
 def over_chunks(features: int, plan: Plan, part_of, merge, carry):
@@ -149,72 +150,66 @@ def over_chunks(features: int, plan: Plan, part_of, merge, carry):
     return carry
 
 
-def per_frequency(a, b, a_axis: int, b_axis: int, plan: Plan):
-    contraction = (((a_axis,), (b_axis,)), ((0,), (0,)))
-    return lax.dot_general(a, b, contraction, precision=plan.dft.precision)
-
-
 def output(x, w, plan: Plan):
-    """y (B, T, E) = sum over blocks b of the transposes of X_{c-b} W_b."""
+    """y (B, T, E): Y_c is the sum over blocks b of X_{c-b} W_b."""
     batch, time, features = x.shape
     x_hat = x_spectrum(x, plan)
-    points, _, rows, _ = x_hat.shape
+    blocks = x_hat.shape[2]
 
     def term_of(start, size):
+        part = lax.dynamic_slice_in_dim(x_hat, start, size, axis=4)
         total = jnp.zeros((), x_hat.dtype)
         for b in range(plan.w_blocks):
-            w_hat = w_spectrum(w, b, start, size, plan, x_hat.dtype)
-            seen = rows_and_columns(x_hat, slice(0, rows - b * batch), start, size)
-            term = per_frequency(seen, w_hat, 2, 1, plan).reshape(points, 2, -1, w.shape[2])
-            total = total + jnp.pad(term, ((0, 0), (0, 0), (b * batch, 0), (0, 0)))
+            w_mat = w_matrices(w, b, start, size, plan, x_hat.dtype)
+            x_mat = x_matrices(part[:, :, : blocks - b], plan.groups)
+            y_mat = per_frequency(x_mat, w_mat, 3, 2, plan.dft.precision)
+            total = total + later(y_from_matrices(y_mat, batch), b)
         return total
 
-    zero = jnp.zeros((points, 2, rows, w.shape[2]), x_hat.dtype)
+    zero = jnp.zeros((*x_hat.shape[:4], w.shape[2]), x_hat.dtype)
     y_hat = over_chunks(features, plan, term_of, lambda total, _, term: total + term, zero)
-    y = transposed(y_hat.reshape(points, 2, -1), plan.dft) / points
-    return from_blocks(y, batch, time)
+    return from_blocks(transposed(y_hat, plan.dft) / plan.dft.points, time)
 
 
 def input_cotangent(ybar, w, plan: Plan):
     """xbar (B, T, D)."""
-    batch, time, outputs = ybar.shape
+    batch, time, _ = ybar.shape
     y_hat = y_spectrum_transposed(ybar, plan)
-    points, _, rows, _ = y_hat.shape
-    features = w.shape[1]
+    y_mats = [y_matrices(y_hat[:, :, b:], plan.groups) for b in range(plan.w_blocks)]
 
     def columns_of(start, size):
         total = jnp.zeros((), y_hat.dtype)
         for b in range(plan.w_blocks):
-            w_hat = w_spectrum(w, b, start, size, plan, y_hat.dtype)
-            seen = y_hat[:, :, b * batch :].reshape(points, -1, outputs)
-            term = per_frequency(seen, w_hat, 2, 2, plan).reshape(points, 2, -1, 2, size)
-            after = [(0, 0)] * 2 + [(0, b * batch)] + [(0, 0)] * 2
-            total = total + jnp.pad(term, after)
-        return from_real(total)
+            w_mat = w_matrices(w, b, start, size, plan, y_hat.dtype)
+            x_mat = per_frequency(y_mats[b], w_mat, 3, 3, plan.dft.precision)
+            total = total + earlier(x_from_matrices(x_mat, batch), b)
+        return total
 
     def put(x_hat, start, columns):
-        return lax.dynamic_update_slice_in_dim(x_hat, columns, start, axis=3)
+        return lax.dynamic_update_slice_in_dim(x_hat, columns, start, axis=4)
 
-    zero = jnp.zeros((points, 2, rows, features), y_hat.dtype)
-    x_hat = over_chunks(features, plan, columns_of, put, zero)
-    return x_spectrum_transposed(x_hat, plan, batch, time).astype(plan.dtype)
+    zero = jnp.zeros((*y_hat.shape[:4], w.shape[1]), y_hat.dtype)
+    x_hat = over_chunks(w.shape[1], plan, columns_of, put, zero)
+    return x_spectrum_transposed(x_hat, plan, time).astype(plan.dtype)
 
 
 def weight_cotangent(x, ybar, plan: Plan):
     """wbar (L, D, E)."""
-    batch, _, features = x.shape
     x_hat = x_spectrum(x, plan)
     y_hat = y_spectrum_transposed(ybar, plan)
-    points, _, rows, outputs = y_hat.shape
+    y_mats = [y_matrices(y_hat[:, :, b:], plan.groups) for b in range(plan.w_blocks)]
+    points, blocks = x_hat.shape[0], x_hat.shape[2]
+    features, outputs = x.shape[2], ybar.shape[2]
 
     def part_of(start, size):
+        part = lax.dynamic_slice_in_dim(x_hat, start, size, axis=4)
         parts = []
         for b in range(plan.w_blocks):
-            seen = rows_and_columns(x_hat, slice(0, rows - b * batch), start, size)
-            later = y_hat[:, :, b * batch :].reshape(points, -1, outputs)
-            w_hat = per_frequency(seen, later, 1, 1, plan).reshape(points, 2, -1)
-            part = transposed(w_hat, plan.dft)[: plan.length - b * points].astype(plan.dtype)
-            parts.append(part.reshape(-1, size, outputs))
+            x_mat = x_matrices(part[:, :, : blocks - b], plan.groups)
+            w_mat = per_frequency(x_mat, y_mats[b], 2, 2, plan.dft.precision)
+            w_hat = w_mat.reshape(points, plan.w_dft.rows, size, outputs)
+            w_part = transposed(w_hat, plan.w_dft)
+            parts.append(w_part[: plan.length - b * points].astype(plan.dtype))
         return parts
 
     def put(wbar, start, parts):
@@ -235,8 +230,10 @@ def make_plan(x_shape, w_shape, precision) -> Plan:
     dft = Dft(*plan_points(block_length(x_shape, length)), precision)
     on_cpu = jax.default_backend() == "cpu"
     limit = CHUNK_BYTES if on_cpu else CHUNK_BYTES_ELSEWHERE
+    groups = 3 if rows_met(x_shape, length, dft.points) >= THREE_PRODUCTS_FROM else 1
     chunk = min(features, max(1, limit // (8 * dft.points * outputs)))
-    return Plan(dft, length, largest_divisor(features, chunk), lanes=2 if on_cpu else 1)
+    chunk = largest_divisor(features, chunk)
+    return Plan(dft, length, chunk, groups, lanes=2 if on_cpu else 1)
 
 
 def block_length(x_shape, length: int) -> int:
@@ -258,11 +255,15 @@ def spectral_work(x_shape, length: int) -> float:
 
 
 def _work(x_shape, length: int, blocks: int) -> float:
-    batch, time = x_shape[0], x_shape[1]
     n1, n2 = plan_points(-(-length // blocks))
-    x_blocks = -(-time // (n1 * n2))
-    met = sum(max(0, x_blocks - b) for b in range(blocks)) / blocks
-    return blocks * n1 * n2 * (2 * n1 + 4 * n2 * (n2 > 1) + PASS_COST + 4 * batch * met)
+    products = 4 * rows_met(x_shape, length, n1 * n2)
+    return blocks * n1 * n2 * (2 * n1 + 4 * n2 * (n2 > 1) + PASS_COST + products)
+
+
+def rows_met(x_shape, length: int, points: int) -> float:
+    """How many rows of x's spectrum a frequency of w meets, on average over w's blocks."""
+    x_blocks, w_blocks = -(-x_shape[1] // points), -(-length // points)
+    return x_shape[0] * sum(max(0, x_blocks - b) for b in range(w_blocks)) / w_blocks
 
 
 def largest_divisor(n: int, limit: int) -> int:
@@ -276,12 +277,10 @@ def spectral_extract(x: Float[Array, "B T D"], w: Float[Array, "L ..."], precisi
     if w.ndim == 3:
         plan = make_plan(x.shape, w.shape, precision)._replace(dtype=x.dtype)
         return matrix_extract(x, w, plan)
-    length, (batch, time, _) = w.shape[0], x.shape
+    length, time = w.shape[0], x.shape[1]
     plan = Plan(Dft(*plan_points(length), precision), length, x.shape[2])
     x_hat = x_spectrum(x, plan)
-    x_re, x_im = x_hat[:, 0], x_hat[:, 1]
-    w_hat = transform(w.astype(x_re.dtype).reshape(length, -1), plan.dft)[:, :, None]
-    w_re, w_im = w_hat[:, 0], w_hat[:, 1]
+    w_hat = transform(w.astype(x_hat.dtype).reshape(length, 1, 1, -1), plan.dft)
+    x_re, x_im, w_re, w_im = x_hat[:, 0], x_hat[:, 1], w_hat[:, 0], w_hat[:, 1]
     y_hat = jnp.stack([x_re * w_re - x_im * w_im, x_re * w_im + x_im * w_re], axis=1)
-    y = transposed(y_hat.reshape(plan.dft.points, 2, -1), plan.dft) / plan.dft.points
-    return from_blocks(y, batch, time)
+    return from_blocks(transposed(y_hat, plan.dft) / plan.dft.points, time)
