@@ -14,6 +14,7 @@ COMMANDS = {
     "train": "train an experiment in a run directory, or go on with it",
     "evaluate": "loss, bits per byte and perplexity of a run on its validation text",
     "generate": "write text with a run",
+    "export": "a model with its sampling as one file that runs without this package",
     "compare": "validation losses of runs beside the fields in which they differ",
     "mixings": "a picture of the head-mixing matrices that a run has learned",
     "bench": "time and memory beside the peers, in one run",
