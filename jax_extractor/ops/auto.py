@@ -21,7 +21,7 @@ import math
 import jax
 import numpy as np
 
-from jax_extractor.ops.spectral import spectral_work
+from jax_extractor.ops.spectral_plan import spectral_work
 
 CHANNEL_TOEPLITZ_UNTIL = 64
 SCALAR_TOEPLITZ_UNTIL = 384

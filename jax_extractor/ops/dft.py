@@ -32,16 +32,11 @@ from jax_extractor.shapes import Array, Float
 
 
 class Dft(NamedTuple):
-    """A transform of N = n1 * n2 points, in products of the given precision.
-
-    A frequency holds two rows, Re Z and Im Z, or three: Re Z, Im Z - Re Z and Re Z + Im Z, which is
-    one factor of Gauss's complex product of three multiplications, ready made.
-    """
+    """A transform of N = n1 * n2 points, in products of the given precision."""
 
     n1: int
     n2: int
     precision: Any = None
-    rows: int = 2
 
     @property
     def points(self) -> int:
@@ -57,23 +52,15 @@ def _tables(n1: int, n2: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return stage1, twiddles, np.exp(-2j * np.pi * np.outer(np.arange(n2), np.arange(n2)) / n2)
 
 
-def _as_rows(real, imaginary, rows: int, stack, axis: int):
-    if rows == 2:
-        return stack([real, imaginary], axis)
-    return stack([real, imaginary - real, real + imaginary], axis)
-
-
-def _first_stage(dft: Dft, dtype) -> Array:
-    """(2 N1, N1), or (rows N1, N1) where no second stage follows."""
+def _first_stage(dft: Dft, dtype) -> Float[Array, "rows N1"]:
+    """(2 N1, N1): rows (k1, real/imaginary)."""
     table = _tables(dft.n1, dft.n2)[0]
-    rows = dft.rows if dft.n2 == 1 else 2
-    return jnp.asarray(_as_rows(table.real, table.imag, rows, np.stack, 1), dtype).reshape(
-        rows * dft.n1, dft.n1
-    )
+    rows = np.stack([table.real, table.imag], axis=1).reshape(2 * dft.n1, dft.n1)
+    return jnp.asarray(rows, dtype)
 
 
-def _second_stage(dft: Dft, dtype) -> Float[Array, "N1 out in"]:
-    """(N1, rows N2, 2 N2): rows (k2, row of the result), columns (real/imaginary, n2).
+def _second_stage(dft: Dft, dtype) -> Float[Array, "N1 rows columns"]:
+    """(N1, 2 N2, 2 N2): rows (k2, real/imaginary of the result), columns (real/imaginary, n2).
 
     Multiplied out on the device from two small tables: as a literal it would fill the program.
     """
@@ -81,13 +68,11 @@ def _second_stage(dft: Dft, dtype) -> Float[Array, "N1 out in"]:
     a, b = (jnp.asarray(t, dtype)[:, None] for t in (twiddles.real, twiddles.imag))
     c, d = (jnp.asarray(t, dtype)[None] for t in (small.real, small.imag))
     real, imaginary = a * c - b * d, a * d + b * c  # (N1, k2, n2)
-    of_real = _as_rows(real, imaginary, dft.rows, jnp.stack, 2)
-    of_imaginary = _as_rows(-imaginary, real, dft.rows, jnp.stack, 2)
-    both = jnp.stack([of_real, of_imaginary], 3)
-    return both.reshape(dft.n1, dft.rows * dft.n2, 2 * dft.n2)
+    rows = [jnp.stack([real, -imaginary], 2), jnp.stack([imaginary, real], 2)]
+    return jnp.stack(rows, 2).reshape(dft.n1, 2 * dft.n2, 2 * dft.n2)
 
 
-def transform(z: Float[Array, "n *X"], dft: Dft) -> Float[Array, "F rows *X"]:
+def transform(z: Float[Array, "n *X"], dft: Dft) -> Float[Array, "F 2 *X"]:
     """Z of every column; z has at most N rows, missing ones are zero. F = N frequencies.
 
     The columns' axes are never merged, so that an array sharded over any of them stays so.
@@ -101,25 +86,23 @@ def transform(z: Float[Array, "n *X"], dft: Dft) -> Float[Array, "F rows *X"]:
     )
     if dft.n2 > 1:
         a = _second(dft, a.reshape(dft.n1, 2 * dft.n2, *columns), 2)
-    return a.reshape(dft.points, dft.rows, *columns)
+    return a.reshape(dft.points, 2, *columns)
 
 
-def transposed(z_hat: Float[Array, "F rows *X"], dft: Dft) -> Float[Array, "n *X"]:
-    """The transposed map of `transform`. With two rows, and divided by N, it is the real part of
-    the inverse transform.
-    """
+def transposed(z_hat: Float[Array, "F 2 *X"], dft: Dft) -> Float[Array, "n *X"]:
+    """The transposed map of `transform`. Divided by N, it is the real part of the inverse."""
     columns = z_hat.shape[2:]
-    a = z_hat
+    a = z_hat.reshape(dft.n1, 2 * dft.n2, *columns)
     if dft.n2 > 1:
-        a = _second(dft, a.reshape(dft.n1, dft.rows * dft.n2, *columns), 1)
-    a = a.reshape(-1, dft.n2, *columns)
+        a = _second(dft, a, 1)
+    a = a.reshape(2 * dft.n1, dft.n2, *columns)
     z = lax.dot_general(
         _first_stage(dft, a.dtype), a, (((0,), (0,)), ((), ())), precision=dft.precision
     )
     return z.reshape(dft.points, *columns)
 
 
-def _second(dft: Dft, a: Float[Array, "N1 in *X"], contract: int) -> Array:
+def _second(dft: Dft, a: Float[Array, "N1 rows *X"], contract: int) -> Array:
     matrices = _second_stage(dft, a.dtype)
     axes = (((contract,), (1,)), ((0,), (0,)))
     return lax.dot_general(matrices, a, axes, precision=dft.precision)

@@ -1,31 +1,25 @@
 """The extraction sum by the dense two-stage DFT: one matrix product per frequency.
 
-x is cut into blocks of N >= L vectors (one block if T <= N). The outputs of block c take the first
-half of block c's linear convolution with w, and the second half of the block's before it. In the
-transform of `dft` the second half is a factor i, so both arrive in one product per frequency::
+x and w are cut into blocks of N vectors and N offsets. The linear convolution of block c of x with
+block b of w ends in the outputs of block c + b, its first half, and of the block after that, its
+second half. In the transform of `dft` the second half is a factor i, so both arrive together::
 
-    Y_c = (X_c + i X_{c-1}) W        y_c = (1/N) transpose(Y_c)
+    Y_c = sum_b (X_{c-b} + i X_{c-b-1}) W_b        y_c = (1/N) transpose(Y_c)
 
-w is never padded to T, and its transform is made, used and dropped for a few input features at a
-time: those few stay in the cache, and no array of the size of W's spectrum is ever stored.
+Short blocks make the transforms cheap and the products many; `block_length` weighs the two. A
+window (T > L) is only more blocks of x: w is never padded to T. The transform of w is made, used
+and dropped for a few input features at a time: those few stay in the cache, and no array of the
+size of W's spectrum is ever stored.
 
 The three maps of the trilinear form sum(y ybar) — y(x, w), xbar(ybar, w), wbar(x, ybar) — are each
 written out below, since each is the derivative of the others (`trilinear`).
 """
 
-from typing import Any, NamedTuple
+import functools
 
-import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jax_extractor.ops.complex_products import (
-    per_frequency,
-    x_from_matrices,
-    x_matrices,
-    y_from_matrices,
-    y_matrices,
-)
 from jax_extractor.ops.dft import (
     Dft,
     plan_points,
@@ -35,36 +29,9 @@ from jax_extractor.ops.dft import (
     transposed,
 )
 from jax_extractor.ops.extraction_methods import accumulation_dtype
+from jax_extractor.ops.spectral_plan import Plan, make_plan
 from jax_extractor.ops.trilinear import trilinear_family
 from jax_extractor.shapes import Array, Float
-
-# The part of W's spectrum that is alive at a time: a few MB stay in a CPU's cache. Accelerators have
-# no such cliff; there the part only bounds the memory.
-CHUNK_BYTES = 8 << 20
-CHUNK_BYTES_ELSEWHERE = 512 << 20
-SMALLEST_BLOCK = 32
-THREE_PRODUCTS_FROM = 24
-PASS_COST = 40  # measured on a 2-core x86-64 CPU, float32
-
-
-class Plan(NamedTuple):
-    """How one pair of shapes is computed; hashable, so it can be a static argument."""
-
-    dft: Dft
-    length: int  # L, which xbar and ybar do not tell
-    chunk: int  # input features transformed at a time
-    groups: int = 1  # real matrix products per complex one, see `complex_products`
-    lanes: int = 1  # parts of a chunk that may be computed at the same time
-    dtype: Any = jnp.dtype(jnp.float32)  # of x, w and their cotangents; y and ybar are summed wider
-
-    @property
-    def w_blocks(self) -> int:
-        return -(-self.length // self.dft.points)
-
-    @property
-    def w_dft(self) -> Dft:
-        """The transform of w: with the rows that its part in the complex products asks for."""
-        return self.dft._replace(rows=3 if self.groups == 3 else 2)
 
 
 def blocks_of(x: Float[Array, "B T D"], plan: Plan) -> Float[Array, "N C B D"]:
@@ -113,12 +80,64 @@ def earlier(z_hat: Float[Array, "F 2 c B D"], blocks: int) -> Float[Array, "F 2 
     return jnp.pad(z_hat, ((0, 0), (0, 0), (0, blocks), (0, 0), (0, 0)))
 
 
-def w_matrices(w, block: int, start, size: int, plan: Plan, dtype) -> Float[Array, "F G c E"]:
-    """The transform of one block of offsets and some input features of w, see `complex_products`."""
-    points = plan.dft.points
-    part = lax.dynamic_slice_in_dim(w[block * points : (block + 1) * points], start, size, axis=1)
-    w_hat = transform(part.astype(dtype), plan.w_dft)
-    return w_hat.reshape(points, plan.groups, -1, w.shape[2])
+# The sum over w's blocks of X_{c-b} W_b is, per frequency, one real matrix product Y = X W:
+#     Y  rows (sequence, real/imaginary, block c)    columns outputs
+#     W  rows (real/imaginary, block b, feature)     columns outputs
+#     X  rows as Y, columns as W's rows: [[Xr, -Xi], [Xi, Xr]], block Toeplitz
+# Sequences come first in the rows, so that a batch sharded over devices stays so.
+
+
+def x_matrix(x_hat: Float[Array, "F 2 C B s"], w_blocks: int) -> Float[Array, "F rows columns"]:
+    blocks = x_hat.shape[2]
+    met = jnp.stack([later(x_hat[:, :, : blocks - b], b) for b in range(w_blocks)], axis=4)
+    both = jnp.stack([met, times_i(met)], axis=4).transpose(0, 3, 1, 2, 4, 5, 6)
+    points, batch, _, _, _, _, size = both.shape
+    return both.reshape(points, batch * 2 * blocks, 2 * w_blocks * size)
+
+
+def x_from_matrix(
+    matrix: Float[Array, "F rows columns"], w_blocks: int, batch: int
+) -> Float[Array, "F 2 C B s"]:
+    """The transposed map of `x_matrix`."""
+    points, rows, columns = matrix.shape
+    shape = points, batch, 2, rows // (2 * batch), 2, w_blocks, columns // (2 * w_blocks)
+    both = matrix.reshape(shape).transpose(0, 2, 3, 1, 4, 5, 6)
+    met = both[..., 0, :, :] + times_minus_i(both[..., 1, :, :])
+    return functools.reduce(jnp.add, [earlier(met[:, :, b:, :, b], b) for b in range(w_blocks)])
+
+
+def y_matrix(y_hat: Float[Array, "F 2 C B E"]) -> Float[Array, "F rows E"]:
+    points, _, blocks, batch, outputs = y_hat.shape
+    return y_hat.transpose(0, 3, 1, 2, 4).reshape(points, batch * 2 * blocks, outputs)
+
+
+def y_from_matrix(matrix: Float[Array, "F rows E"], batch: int) -> Float[Array, "F 2 C B E"]:
+    """The transposed map of `y_matrix`."""
+    points, rows, outputs = matrix.shape
+    shape = points, batch, 2, rows // (2 * batch), outputs
+    return matrix.reshape(shape).transpose(0, 2, 3, 1, 4)
+
+
+def w_matrix(w, start, size: int, plan: Plan, dtype) -> Float[Array, "F columns E"]:
+    """The transforms of all blocks of offsets, for some input features of w."""
+    points, blocks, outputs = plan.dft.points, plan.w_blocks, w.shape[2]
+    part = lax.dynamic_slice_in_dim(w, start, size, axis=1).astype(dtype)
+    part = jnp.pad(part, ((0, blocks * points - plan.length), (0, 0), (0, 0)))
+    part = part.reshape(blocks, points, size, outputs).swapaxes(0, 1)
+    return transform(part, plan.dft).reshape(points, 2 * blocks * size, outputs)
+
+
+def w_from_matrix(matrix: Float[Array, "F columns E"], size: int, plan: Plan):
+    """The transposed map of `w_matrix`: (L, size, E)."""
+    points, blocks, outputs = plan.dft.points, plan.w_blocks, matrix.shape[2]
+    part = transposed(matrix.reshape(points, 2, blocks, size, outputs), plan.dft)
+    return part.swapaxes(0, 1).reshape(blocks * points, size, outputs)[: plan.length]
+
+
+def per_frequency(a: Array, b: Array, a_axis: int, b_axis: int, plan: Plan) -> Array:
+    """The matrix products that contract a_axis with b_axis."""
+    axes = (((a_axis,), (b_axis,)), ((0,), (0,)))
+    return lax.dot_general(a, b, axes, precision=plan.dft.precision)
 
 
 def over_chunks(features: int, plan: Plan, part_of, merge, carry):
@@ -151,39 +170,29 @@ def over_chunks(features: int, plan: Plan, part_of, merge, carry):
 
 
 def output(x, w, plan: Plan):
-    """y (B, T, E): Y_c is the sum over blocks b of X_{c-b} W_b."""
+    """y (B, T, E)."""
     batch, time, features = x.shape
     x_hat = x_spectrum(x, plan)
-    blocks = x_hat.shape[2]
 
     def term_of(start, size):
         part = lax.dynamic_slice_in_dim(x_hat, start, size, axis=4)
-        total = jnp.zeros((), x_hat.dtype)
-        for b in range(plan.w_blocks):
-            w_mat = w_matrices(w, b, start, size, plan, x_hat.dtype)
-            x_mat = x_matrices(part[:, :, : blocks - b], plan.groups)
-            y_mat = per_frequency(x_mat, w_mat, 3, 2, plan.dft.precision)
-            total = total + later(y_from_matrices(y_mat, batch), b)
-        return total
+        w_mat = w_matrix(w, start, size, plan, x_hat.dtype)
+        return per_frequency(x_matrix(part, plan.w_blocks), w_mat, 2, 1, plan)
 
-    zero = jnp.zeros((*x_hat.shape[:4], w.shape[2]), x_hat.dtype)
-    y_hat = over_chunks(features, plan, term_of, lambda total, _, term: total + term, zero)
-    return from_blocks(transposed(y_hat, plan.dft) / plan.dft.points, time)
+    zero = jnp.zeros((plan.dft.points, batch * 2 * x_hat.shape[2], w.shape[2]), x_hat.dtype)
+    y_mat = over_chunks(features, plan, term_of, lambda total, _, term: total + term, zero)
+    return from_blocks(transposed(y_from_matrix(y_mat, batch), plan.dft) / plan.dft.points, time)
 
 
 def input_cotangent(ybar, w, plan: Plan):
     """xbar (B, T, D)."""
     batch, time, _ = ybar.shape
     y_hat = y_spectrum_transposed(ybar, plan)
-    y_mats = [y_matrices(y_hat[:, :, b:], plan.groups) for b in range(plan.w_blocks)]
+    y_mat = y_matrix(y_hat)
 
     def columns_of(start, size):
-        total = jnp.zeros((), y_hat.dtype)
-        for b in range(plan.w_blocks):
-            w_mat = w_matrices(w, b, start, size, plan, y_hat.dtype)
-            x_mat = per_frequency(y_mats[b], w_mat, 3, 3, plan.dft.precision)
-            total = total + earlier(x_from_matrices(x_mat, batch), b)
-        return total
+        w_mat = w_matrix(w, start, size, plan, y_hat.dtype)
+        return x_from_matrix(per_frequency(y_mat, w_mat, 2, 2, plan), plan.w_blocks, batch)
 
     def put(x_hat, start, columns):
         return lax.dynamic_update_slice_in_dim(x_hat, columns, start, axis=4)
@@ -196,80 +205,21 @@ def input_cotangent(ybar, w, plan: Plan):
 def weight_cotangent(x, ybar, plan: Plan):
     """wbar (L, D, E)."""
     x_hat = x_spectrum(x, plan)
-    y_hat = y_spectrum_transposed(ybar, plan)
-    y_mats = [y_matrices(y_hat[:, :, b:], plan.groups) for b in range(plan.w_blocks)]
-    points, blocks = x_hat.shape[0], x_hat.shape[2]
-    features, outputs = x.shape[2], ybar.shape[2]
+    y_mat = y_matrix(y_spectrum_transposed(ybar, plan))
 
     def part_of(start, size):
         part = lax.dynamic_slice_in_dim(x_hat, start, size, axis=4)
-        parts = []
-        for b in range(plan.w_blocks):
-            x_mat = x_matrices(part[:, :, : blocks - b], plan.groups)
-            w_mat = per_frequency(x_mat, y_mats[b], 2, 2, plan.dft.precision)
-            w_hat = w_mat.reshape(points, plan.w_dft.rows, size, outputs)
-            w_part = transposed(w_hat, plan.w_dft)
-            parts.append(w_part[: plan.length - b * points].astype(plan.dtype))
-        return parts
+        w_mat = per_frequency(x_matrix(part, plan.w_blocks), y_mat, 1, 1, plan)
+        return w_from_matrix(w_mat, size, plan).astype(plan.dtype)
 
-    def put(wbar, start, parts):
-        for b, part in enumerate(parts):
-            wbar = lax.dynamic_update_slice(wbar, part, (b * points, start, 0))
-        return wbar
+    def put(wbar, start, part):
+        return lax.dynamic_update_slice_in_dim(wbar, part, start, axis=1)
 
-    zero = jnp.zeros((plan.length, features, outputs), plan.dtype)
-    return over_chunks(features, plan, part_of, put, zero)
+    zero = jnp.zeros((plan.length, x.shape[2], ybar.shape[2]), plan.dtype)
+    return over_chunks(x.shape[2], plan, part_of, put, zero)
 
 
 matrix_extract = trilinear_family("spectral", output, input_cotangent, weight_cotangent)
-
-
-def make_plan(x_shape, w_shape, precision) -> Plan:
-    """Block length and chunk for x (B, T, D) and w (L, D, E)."""
-    length, features, outputs = w_shape
-    dft = Dft(*plan_points(block_length(x_shape, length)), precision)
-    on_cpu = jax.default_backend() == "cpu"
-    limit = CHUNK_BYTES if on_cpu else CHUNK_BYTES_ELSEWHERE
-    groups = 3 if rows_met(x_shape, length, dft.points) >= THREE_PRODUCTS_FROM else 1
-    chunk = min(features, max(1, limit // (8 * dft.points * outputs)))
-    chunk = largest_divisor(features, chunk)
-    return Plan(dft, length, chunk, groups, lanes=2 if on_cpu else 1)
-
-
-def block_length(x_shape, length: int) -> int:
-    """The block length of the least `spectral_work`; short blocks make products too small."""
-    blocks = range(1, max(1, min(16, length // SMALLEST_BLOCK)) + 1)
-    best = min(blocks, key=lambda b: _work(x_shape, length, b))
-    return -(-length // best)
-
-
-def spectral_work(x_shape, length: int) -> float:
-    """Estimated multiplications per element of w (L, D, E), all blocks and passes weighed in.
-
-    Transforms cost 2 N1 + 4 N2 and get cheaper with shorter blocks; the products per frequency cost
-    4 B for every block that a block of offsets meets, and get dearer. Touching w and its spectrum
-    costs as much as PASS_COST multiplications.
-    """
-    block = block_length(x_shape, length)
-    return _work(x_shape, length, -(-length // block)) / length
-
-
-def _work(x_shape, length: int, blocks: int) -> float:
-    n1, n2 = plan_points(-(-length // blocks))
-    products = 4 * rows_met(x_shape, length, n1 * n2)
-    return blocks * n1 * n2 * (2 * n1 + 4 * n2 * (n2 > 1) + PASS_COST + products)
-
-
-def rows_met(x_shape, length: int, points: int) -> float:
-    """How many rows of x's spectrum a frequency of w meets, on average over w's blocks."""
-    x_blocks, w_blocks = -(-x_shape[1] // points), -(-length // points)
-    return x_shape[0] * sum(max(0, x_blocks - b) for b in range(w_blocks)) / w_blocks
-
-
-def largest_divisor(n: int, limit: int) -> int:
-    """The largest divisor of n up to limit, unless it is far below it: then limit itself."""
-    divisor = max(d for d in range(1, limit + 1) if n % d == 0)
-    return divisor if 2 * divisor > limit else limit
 
 
 def spectral_extract(x: Float[Array, "B T D"], w: Float[Array, "L ..."], precision):

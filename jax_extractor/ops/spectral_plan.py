@@ -1,0 +1,72 @@
+"""How `spectral` computes one pair of shapes: block length, transform, chunk of input features."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jax_extractor.ops.dft import Dft, plan_points
+
+# The part of W's spectrum that is alive at a time. A few MB stay in a CPU's cache, but every part
+# also passes over Y's spectrum once. Accelerators have no such cliff; there the part only bounds the
+# memory. Measured on a 2-core x86-64 CPU, float32, as are the two constants of the cost model.
+CHUNK_BYTES = 8 << 20
+CHUNK_BYTES_ELSEWHERE = 512 << 20
+SMALLEST_CHUNK = 4
+SMALLEST_BLOCK = 32
+PASS_COST = 40
+
+
+class Plan(NamedTuple):
+    """How one pair of shapes is computed; hashable, so it can be a static argument."""
+
+    dft: Dft
+    length: int  # L, which xbar and ybar do not tell
+    chunk: int  # input features transformed at a time
+    lanes: int = 1  # parts of a chunk that may be computed at the same time
+    dtype: Any = jnp.dtype(jnp.float32)  # of x, w and their cotangents; y and ybar are summed wider
+
+    @property
+    def w_blocks(self) -> int:
+        return -(-self.length // self.dft.points)
+
+
+def make_plan(x_shape, w_shape, precision) -> Plan:
+    """Block length and chunk for x (B, T, D) and w (L, D, E)."""
+    length, features, outputs = w_shape
+    dft = Dft(*plan_points(block_length(x_shape, length)), precision)
+    on_cpu = jax.default_backend() == "cpu"
+    limit = CHUNK_BYTES if on_cpu else CHUNK_BYTES_ELSEWHERE
+    chunk = min(features, max(SMALLEST_CHUNK, limit // (8 * length * outputs)))
+    chunk = largest_divisor(features, chunk)
+    return Plan(dft, length, chunk, lanes=2 if on_cpu else 1)
+
+
+def block_length(x_shape, length: int) -> int:
+    """The block length of the least `spectral_work`; short blocks make products too small."""
+    blocks = range(1, max(1, min(16, length // SMALLEST_BLOCK)) + 1)
+    best = min(blocks, key=lambda b: _work(x_shape, length, b))
+    return -(-length // best)
+
+
+def spectral_work(x_shape, length: int) -> float:
+    """Estimated multiplications per element of w (L, D, E), all blocks and passes weighed in.
+
+    Transforms cost 2 N1 + 4 N2 and get cheaper with shorter blocks; the products per frequency cost
+    4 B for every block of x (block Toeplitz, its zeros multiplied too) and get dearer. Touching w
+    and its spectrum costs as much as PASS_COST multiplications.
+    """
+    block = block_length(x_shape, length)
+    return _work(x_shape, length, -(-length // block)) / length
+
+
+def _work(x_shape, length: int, blocks: int) -> float:
+    n1, n2 = plan_points(-(-length // blocks))
+    products = 4 * x_shape[0] * -(-x_shape[1] // (n1 * n2))
+    return blocks * n1 * n2 * (2 * n1 + 4 * n2 * (n2 > 1) + PASS_COST + products)
+
+
+def largest_divisor(n: int, limit: int) -> int:
+    """The largest divisor of n up to limit, unless it is far below it: then limit itself."""
+    divisor = max(d for d in range(1, limit + 1) if n % d == 0)
+    return divisor if 2 * divisor > limit else limit
