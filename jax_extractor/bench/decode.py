@@ -1,4 +1,4 @@
-"""jax-extractor bench decode: microseconds per token of the extraction sum, mixer alone.
+"""jax-extractor bench decode: microseconds per token of the extraction sum and of a whole model.
 
 Every way makes its tokens in one `lax.scan` on the device, each token from the one before it
 (x' = tanh(y) + x_0/10), so that nothing can be computed ahead:
@@ -10,6 +10,7 @@ Every way makes its tokens in one `lax.scan` on the device, each token from the 
     streaming   `ops.stream_step`, all L tokens from an empty prompt
 
 The first two cost the same for every token, so a part of the L tokens is enough to time them.
+The whole model is described in `decode_model`.
 """
 
 import json
@@ -42,6 +43,8 @@ class Options:
     features: int = 128
     repeats: int = 5
     naive_seconds: float = 2.0  # how long one naive run may take; it stops at so many tokens
+    model: bool = True  # whether a whole language model is timed too
+    model_length: int = 2048
     json: Path | None = None
     plot: Path | None = None
 
@@ -63,7 +66,8 @@ class Row:
 
 def run(options: Options) -> list[Row]:
     """Measures, prints the table, and writes JSON and a plot where asked."""
-    if options.repeats < 1 or min((*options.lengths, *options.batches, options.features)) < 1:
+    sizes = (*options.lengths, *options.batches, options.features, options.model_length)
+    if min(options.repeats, *sizes) < 1:
         raise UsageError("lengths, batches, features and repeats must be at least 1")
     print(f"jax {jax.__version__}, {jax.devices()[0].device_kind}, float32, D={options.features}")
     print("microseconds per token, medians of interleaved runs")
@@ -78,11 +82,30 @@ def run(options: Options) -> list[Row]:
             cells = [*cells, row.largest_stall, row.speedup]
             text = " ".join(f"{cell:10.1f}" for cell in cells)
             print(f"{length:>10} {batch:>10} {text}", flush=True)
+    results = [asdict(row) for row in rows]
+    if options.model:
+        results.append(asdict(whole_model(options)))
     if options.json:
-        options.json.write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n")
+        options.json.write_text(json.dumps(results, indent=1) + "\n")
     if options.plot:
         plot(rows, options.plot)
     return rows
+
+
+def whole_model(options: Options):
+    """The `ModelRow` of a language model at B=1, printed."""
+    from jax_extractor.bench.decode_model import ModelSizes, measure_model  # it imports this module
+
+    sizes = ModelSizes(length=options.model_length)
+    row = measure_model(sizes, options.repeats, options.naive_seconds)
+    print(
+        f"whole model, L={row.length}, B={row.batch}, {row.layers} layers, D={row.features}, "
+        f"FFN {row.ffn_features}, V={row.vocabulary}: naive {row.naive:.1f}, "
+        f"transposed {row.naive_transposed:.1f}, streaming {row.streaming:.1f}, "
+        f"naive/streaming {row.speedup:.1f}",
+        flush=True,
+    )
+    return row
 
 
 def measure(length: int, batch: int, options: Options) -> Row:

@@ -31,7 +31,7 @@ def test_epochs_are_the_root_of_the_window():
 def test_results_are_printed_and_written(tmp_path, capsys):
     files = {"json": tmp_path / "decode.json", "plot": tmp_path / "decode.png"}
     rows = run(
-        Options(lengths=(16, 32), batches=(1,), features=4, repeats=1, naive_seconds=0.01, **files)
+        Options((16, 32), (1,), features=4, repeats=1, naive_seconds=0.01, model=False, **files)
     )
     assert [row.length for row in rows] == [16, 32]
     assert json.loads(files["json"].read_text())[1]["streaming"] == rows[1].streaming
