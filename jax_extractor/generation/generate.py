@@ -33,6 +33,8 @@ class GenerationConfig:
     """The same seed gives the same texts."""
     stop: tuple[str, ...] = ()
     """A text ends before the first of these strings."""
+    end_token: int | None = None
+    """A text ends before this token, too."""
     batch_size: int = 16
     """Texts that are made at a time."""
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
@@ -47,6 +49,8 @@ class GenerationConfig:
             raise UsageError(f"seed={self.seed}: choose from 0 to {2**31 - 1}")
         if isinstance(self.stop, str) or not all(self.stop):
             raise UsageError(f"stop={self.stop!r}: give a tuple of strings, none of them empty")
+        if self.end_token is not None and self.end_token < 0:
+            raise UsageError(f"end_token={self.end_token}: choose a token id, 0 or more")
         self.sampling.check()
 
 
@@ -71,8 +75,8 @@ class Writer(Protocol):
 class Completion:
     """A finished text. prompt + text is what was written.
 
-    tokens and log_probabilities (nats, under the unmodified model) go up to the token that
-    completed a stop string or up to max_tokens; text ends before the stop string.
+    tokens and log_probabilities (nats, under the unmodified model) go up to the token that was the
+    end token or completed a stop string, or up to max_tokens; text ends before either.
     """
 
     prompt: str
@@ -144,7 +148,7 @@ def stream(
     A text depends on (seed, prompt, number of the sample), not on the batch it is made in (to the
     rounding of the logits). Prompts longer than the decoder's width are cut to their last tokens;
     an empty one is shown to the model as a line break. Rows are made batch_size at a time, each
-    until its stop string or max_tokens; wrong fields and prompts show before any text.
+    until its stop string, end token or max_tokens; wrong fields and prompts show before any text.
 
     Raises:
         UsageError: a field that does not fit, or no prompt.
@@ -170,7 +174,7 @@ def _stream(
     size = min(config.batch_size, total)
     for first in range(0, total, size):
         rows = [
-            Row(index, *divmod(index, config.samples), prompts, run.tokenizer, config.stop)
+            Row(index, *divmod(index, config.samples), prompts, run.tokenizer, config)
             for index in range(first, min(first + size, total))
         ]
         # A last batch that is short repeats its last row: one shape, one compilation.
@@ -199,26 +203,30 @@ class Row:
         sample: int,
         prompts: Sequence[str],
         tokenizer: Tokenizer,
-        stop: tuple[str, ...],
+        config: GenerationConfig,
     ):
         self.index, self.prompt_index, self.sample = index, prompt_index, sample
         self.prompt = prompts[prompt_index]
-        self.stream = TextStream(tokenizer, stop)
+        self.stream = TextStream(tokenizer, config.stop)
+        self.end_token = config.end_token
         self.text = ""
         self.tokens: list[int] = []
         self.log_probabilities: list[float] = []
-        self.done = False
+        self.ended = self.done = False
 
     def add(self, tokens: np.ndarray, log_probabilities: np.ndarray, last: bool) -> Piece:
-        """Takes the tokens of a chunk, up to the one that completes a stop string."""
+        """Takes the tokens of a chunk, up to the one that ends the text."""
         text = ""
         for token, log_probability in zip(tokens.tolist(), log_probabilities.tolist(), strict=True):
             self.tokens.append(token)
             self.log_probabilities.append(log_probability)
+            self.ended = token == self.end_token
+            if self.ended:
+                break
             text += self.stream.feed(token)
             if self.stream.stopped:
                 break
-        self.done = last or self.stream.stopped
+        self.done = last or self.ended or self.stream.stopped
         if self.done and not self.stream.stopped:
             text += self.stream.finish()
         self.text += text
@@ -231,7 +239,7 @@ class Row:
             text=self.text,
             tokens=tuple(self.tokens),
             log_probabilities=tuple(self.log_probabilities),
-            stopped=self.stream.stopped,
+            stopped=self.ended or self.stream.stopped,
         )
 
 

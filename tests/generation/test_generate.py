@@ -162,6 +162,15 @@ def test_a_stop_string_across_chunks_ends_text_and_tokens():
     assert len(completion.log_probabilities) == len(completion.tokens)
 
 
+def test_an_end_token_ends_the_text_before_it():
+    config = GenerationConfig(max_tokens=100, sampling=GREEDY, end_token=ord("!"), stop=("cdx",))
+    (piece,) = says(b"abcd!e", config)
+    assert piece.completion.stopped and piece.completion.text == "abcd"
+    assert bytes(piece.completion.tokens) == b"abcd!"
+    with pytest.raises(UsageError, match="end_token=-1"):
+        says(b"a", replace(config, end_token=-1))
+
+
 def test_repetition_penalty_counts_prompt_and_text():
     # Logits are 50 for "x", which the prompt has, and 0 for all others: a large penalty leaves
     # 50/θ > 0 on "x"; with θ = 1 the text would be the same, so look at the log-probability too.
