@@ -108,14 +108,16 @@ def _second(dft: Dft, a: Float[Array, "N1 rows *X"], contract: int) -> Array:
     return lax.dot_general(matrices, a, axes, precision=dft.precision)
 
 
-def times_i(z_hat: Float[Array, "F 2 *X"]) -> Array:
-    """i Z: what a block contributes to the outputs that follow its own (see the module's text)."""
-    return jnp.stack([-z_hat[:, 1], z_hat[:, 0]], axis=1)
+def times_i(z_hat: Array, axis: int = 2) -> Array:
+    """i Z, real and imaginary parts along `axis`; what the outputs that follow need (see above)."""
+    real, imaginary = jnp.split(z_hat, 2, axis)
+    return jnp.concatenate([-imaginary, real], axis)
 
 
-def times_minus_i(z_hat: Float[Array, "F 2 *X"]) -> Array:
+def times_minus_i(z_hat: Array, axis: int = 2) -> Array:
     """-i Z, the transposed map of `times_i`."""
-    return jnp.stack([z_hat[:, 1], -z_hat[:, 0]], axis=1)
+    real, imaginary = jnp.split(z_hat, 2, axis)
+    return jnp.concatenate([imaginary, -real], axis)
 
 
 @functools.lru_cache(maxsize=1024)

@@ -33,89 +33,78 @@ from jax_extractor.ops.spectral_plan import Plan, make_plan
 from jax_extractor.ops.trilinear import trilinear_family
 from jax_extractor.shapes import Array, Float
 
+# Spectra of x and y are in the order (F, B, 2, C, features): frequency, sequence, real/imaginary,
+# block. So the rows of the matrices below are (B, 2, C), no reordering, and a batch sharded over
+# devices stays so.
 
-def blocks_of(x: Float[Array, "B T D"], plan: Plan) -> Float[Array, "N C B D"]:
-    """C blocks of N vectors."""
+
+def spectrum(x: Float[Array, "B T D"], plan: Plan) -> Float[Array, "F B 2 C D"]:
+    """The transform of every block of N vectors; the last block is filled with zeros."""
     points, (batch, time, features) = plan.dft.points, x.shape
     blocks = -(-time // points)
     x = x.astype(accumulation_dtype(x.dtype))
     x = jnp.pad(x, ((0, 0), (0, blocks * points - time), (0, 0)))
-    return x.reshape(batch, blocks, points, features).transpose(2, 1, 0, 3)
+    x = x.reshape(batch, blocks, points, features).transpose(2, 0, 1, 3)
+    return transform(x, plan.dft).swapaxes(1, 2)
 
 
-def from_blocks(z: Float[Array, "N C B D"], time: int) -> Float[Array, "B T D"]:
-    """The transposed map of `blocks_of`."""
-    points, blocks, batch, features = z.shape
-    z = z.transpose(2, 1, 0, 3).reshape(batch, blocks * points, features)
-    return z[:, :time]
+def spectrum_transposed(x_hat: Float[Array, "F B 2 C D"], plan: Plan, time: int):
+    """The transposed map of `spectrum`: (B, T, D)."""
+    points, batch, _, blocks, features = x_hat.shape
+    x = transposed(x_hat.swapaxes(1, 2), plan.dft).transpose(1, 2, 0, 3)
+    return x.reshape(batch, blocks * points, features)[:, :time]
 
 
-def x_spectrum(x: Float[Array, "B T D"], plan: Plan) -> Float[Array, "F 2 C B D"]:
+def x_spectrum(x: Float[Array, "B T D"], plan: Plan) -> Float[Array, "F B 2 C D"]:
     """X_c + i X_{c-1} for every block c of every sequence."""
-    z_hat = transform(blocks_of(x, plan), plan.dft)
-    if z_hat.shape[2] > 1:
-        z_hat = z_hat + times_i(later(z_hat[:, :, :-1], 1))
-    return z_hat
+    x_hat = spectrum(x, plan)
+    return x_hat if x_hat.shape[3] == 1 else x_hat + times_i(later(x_hat, 1))
 
 
-def x_spectrum_transposed(z_hat: Float[Array, "F 2 C B D"], plan: Plan, time: int) -> Array:
+def x_spectrum_transposed(x_hat: Float[Array, "F B 2 C D"], plan: Plan, time: int) -> Array:
     """The transposed map of `x_spectrum`: (B, T, D)."""
-    if z_hat.shape[2] > 1:
-        z_hat = z_hat + times_minus_i(earlier(z_hat[:, :, 1:], 1))
-    return from_blocks(transposed(z_hat, plan.dft), time)
+    if x_hat.shape[3] > 1:
+        x_hat = x_hat + times_minus_i(earlier(x_hat, 1))
+    return spectrum_transposed(x_hat, plan, time)
 
 
-def y_spectrum_transposed(ybar: Float[Array, "B T E"], plan: Plan) -> Float[Array, "F 2 C B E"]:
-    """The cotangent of Y, given y's."""
-    return transform(blocks_of(ybar, plan) / plan.dft.points, plan.dft)
-
-
-def later(z_hat: Float[Array, "F 2 c B D"], blocks: int) -> Float[Array, "F 2 C B D"]:
+def later(z_hat: Float[Array, "F B 2 C D"], blocks: int) -> Float[Array, "F B 2 C D"]:
     """Moved to later blocks, zeros in front."""
-    return jnp.pad(z_hat, ((0, 0), (0, 0), (blocks, 0), (0, 0), (0, 0)))
+    kept = z_hat[:, :, :, : z_hat.shape[3] - blocks]
+    return jnp.pad(kept, ((0, 0), (0, 0), (0, 0), (blocks, 0), (0, 0)))
 
 
-def earlier(z_hat: Float[Array, "F 2 c B D"], blocks: int) -> Float[Array, "F 2 C B D"]:
-    """Moved to earlier blocks, zeros behind."""
-    return jnp.pad(z_hat, ((0, 0), (0, 0), (0, blocks), (0, 0), (0, 0)))
+def earlier(z_hat: Float[Array, "F B 2 C D"], blocks: int) -> Float[Array, "F B 2 C D"]:
+    """The transposed map of `later`: moved to earlier blocks, zeros behind."""
+    return jnp.pad(z_hat[:, :, :, blocks:], ((0, 0), (0, 0), (0, 0), (0, blocks), (0, 0)))
 
 
 # The sum over w's blocks of X_{c-b} W_b is, per frequency, one real matrix product Y = X W:
 #     Y  rows (sequence, real/imaginary, block c)    columns outputs
 #     W  rows (real/imaginary, block b, feature)     columns outputs
 #     X  rows as Y, columns as W's rows: [[Xr, -Xi], [Xi, Xr]], block Toeplitz
-# Sequences come first in the rows, so that a batch sharded over devices stays so.
 
 
-def x_matrix(x_hat: Float[Array, "F 2 C B s"], w_blocks: int) -> Float[Array, "F rows columns"]:
-    blocks = x_hat.shape[2]
-    met = jnp.stack([later(x_hat[:, :, : blocks - b], b) for b in range(w_blocks)], axis=4)
-    both = jnp.stack([met, times_i(met)], axis=4).transpose(0, 3, 1, 2, 4, 5, 6)
-    points, batch, _, _, _, _, size = both.shape
+def x_matrix(x_hat: Float[Array, "F B 2 C s"], w_blocks: int) -> Float[Array, "F rows columns"]:
+    points, batch, _, blocks, size = x_hat.shape
+    met = jnp.stack([later(x_hat, b) for b in range(w_blocks)], axis=4)
+    both = jnp.stack([met, times_i(met)], axis=4)
     return both.reshape(points, batch * 2 * blocks, 2 * w_blocks * size)
 
 
 def x_from_matrix(
     matrix: Float[Array, "F rows columns"], w_blocks: int, batch: int
-) -> Float[Array, "F 2 C B s"]:
+) -> Float[Array, "F B 2 C s"]:
     """The transposed map of `x_matrix`."""
     points, rows, columns = matrix.shape
     shape = points, batch, 2, rows // (2 * batch), 2, w_blocks, columns // (2 * w_blocks)
-    both = matrix.reshape(shape).transpose(0, 2, 3, 1, 4, 5, 6)
-    met = both[..., 0, :, :] + times_minus_i(both[..., 1, :, :])
-    return functools.reduce(jnp.add, [earlier(met[:, :, b:, :, b], b) for b in range(w_blocks)])
+    both = matrix.reshape(shape)
+    met = both[:, :, :, :, 0] + times_minus_i(both[:, :, :, :, 1])
+    return functools.reduce(jnp.add, [earlier(met[:, :, :, :, b], b) for b in range(w_blocks)])
 
 
-def y_matrix(y_hat: Float[Array, "F 2 C B E"]) -> Float[Array, "F rows E"]:
-    points, _, blocks, batch, outputs = y_hat.shape
-    return y_hat.transpose(0, 3, 1, 2, 4).reshape(points, batch * 2 * blocks, outputs)
-
-
-def y_from_matrix(matrix: Float[Array, "F rows E"], batch: int) -> Float[Array, "F 2 C B E"]:
-    """The transposed map of `y_matrix`."""
-    points, rows, outputs = matrix.shape
-    shape = points, batch, 2, rows // (2 * batch), outputs
-    return matrix.reshape(shape).transpose(0, 2, 3, 1, 4)
+def y_matrix(y_hat: Float[Array, "F B 2 C E"]) -> Float[Array, "F rows E"]:
+    return y_hat.reshape(y_hat.shape[0], -1, y_hat.shape[4])
 
 
 def w_matrix(w, start, size: int, plan: Plan, dtype) -> Float[Array, "F columns E"]:
@@ -171,7 +160,7 @@ def over_chunks(features: int, plan: Plan, part_of, merge, carry):
 
 def output(x, w, plan: Plan):
     """y (B, T, E)."""
-    batch, time, features = x.shape
+    _, time, features = x.shape
     x_hat = x_spectrum(x, plan)
 
     def term_of(start, size):
@@ -179,15 +168,16 @@ def output(x, w, plan: Plan):
         w_mat = w_matrix(w, start, size, plan, x_hat.dtype)
         return per_frequency(x_matrix(part, plan.w_blocks), w_mat, 2, 1, plan)
 
-    zero = jnp.zeros((plan.dft.points, batch * 2 * x_hat.shape[2], w.shape[2]), x_hat.dtype)
+    shape = *x_hat.shape[:4], w.shape[2]
+    zero = y_matrix(jnp.zeros(shape, x_hat.dtype))
     y_mat = over_chunks(features, plan, term_of, lambda total, _, term: total + term, zero)
-    return from_blocks(transposed(y_from_matrix(y_mat, batch), plan.dft) / plan.dft.points, time)
+    return spectrum_transposed(y_mat.reshape(shape), plan, time) / plan.dft.points
 
 
 def input_cotangent(ybar, w, plan: Plan):
     """xbar (B, T, D)."""
     batch, time, _ = ybar.shape
-    y_hat = y_spectrum_transposed(ybar, plan)
+    y_hat = spectrum(ybar / plan.dft.points, plan)
     y_mat = y_matrix(y_hat)
 
     def columns_of(start, size):
@@ -205,7 +195,7 @@ def input_cotangent(ybar, w, plan: Plan):
 def weight_cotangent(x, ybar, plan: Plan):
     """wbar (L, D, E)."""
     x_hat = x_spectrum(x, plan)
-    y_mat = y_matrix(y_spectrum_transposed(ybar, plan))
+    y_mat = y_matrix(spectrum(ybar / plan.dft.points, plan))
 
     def part_of(start, size):
         part = lax.dynamic_slice_in_dim(x_hat, start, size, axis=4)
@@ -230,7 +220,8 @@ def spectral_extract(x: Float[Array, "B T D"], w: Float[Array, "L ..."], precisi
     length, time = w.shape[0], x.shape[1]
     plan = Plan(Dft(*plan_points(length), precision), length, x.shape[2])
     x_hat = x_spectrum(x, plan)
-    w_hat = transform(w.astype(x_hat.dtype).reshape(length, 1, 1, -1), plan.dft)
-    x_re, x_im, w_re, w_im = x_hat[:, 0], x_hat[:, 1], w_hat[:, 0], w_hat[:, 1]
-    y_hat = jnp.stack([x_re * w_re - x_im * w_im, x_re * w_im + x_im * w_re], axis=1)
-    return from_blocks(transposed(y_hat, plan.dft) / plan.dft.points, time)
+    w_hat = transform(w.astype(x_hat.dtype).reshape(length, -1), plan.dft)
+    w_re, w_im = (w_hat[:, part, None, None] for part in (0, 1))
+    x_re, x_im = x_hat[:, :, 0], x_hat[:, :, 1]
+    y_hat = jnp.stack([x_re * w_re - x_im * w_im, x_re * w_im + x_im * w_re], axis=2)
+    return spectrum_transposed(y_hat, plan, time) / plan.dft.points

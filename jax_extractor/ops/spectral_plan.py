@@ -60,7 +60,7 @@ def spectral_work(x_shape, length: int) -> float:
     return _work(x_shape, length, -(-length // block)) / length
 
 
-def _work(x_shape, length: int, blocks: int) -> float:
+def _work(x_shape, length: int, blocks: int) -> int:
     n1, n2 = plan_points(-(-length // blocks))
     products = 4 * x_shape[0] * -(-x_shape[1] // (n1 * n2))
     return blocks * n1 * n2 * (2 * n1 + 4 * n2 * (n2 > 1) + PASS_COST + products)

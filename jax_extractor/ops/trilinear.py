@@ -106,9 +106,16 @@ def loop(primitive: Primitive, a, b, a_axis, b_axis, plan):
 
 def same_varying_axes(x, w):
     """Inside `jax.shard_map` both operands must vary over the same mesh axes."""
-    axes: list[frozenset] = [getattr(jax.typeof(a), "vma", frozenset()) for a in (x, w)]
+    axes = [varying_axes(a) for a in (x, w)]
     together = axes[0] | axes[1]
     return tuple(
         lax.pcast(a, tuple(together - own), to="varying") if together - own else a
         for a, own in zip((x, w), axes, strict=True)
     )
+
+
+def varying_axes(a) -> frozenset:
+    """The mesh axes of the enclosing `jax.shard_map` over which an array varies."""
+    kind = jax.typeof(a)
+    manual = getattr(kind, "mat", None)  # jax >= 0.10
+    return getattr(kind, "vma", frozenset()) if manual is None else manual.varying
