@@ -8,11 +8,11 @@ from jax_extractor.training import Config, OptimizerConfig, TrainConfig
 
 
 def get_config() -> Config:
-    """4 layers, 128 features, a context of 128 bytes."""
+    """3 layers of 128 features, a context of 64 bytes, 400 steps of 32 sequences."""
     return Config(
         model=ModelConfig(
             mixer="ishe", features=128, num_layers=3, max_length=64, ffn_features=512
         ),
         optimizer=OptimizerConfig(learning_rate=3e-3, warmup_steps=100),
-        train=TrainConfig(steps=800, batch_size=32, eval_every=200, checkpoint_every=200),
+        train=TrainConfig(steps=400, batch_size=32, eval_every=100, checkpoint_every=100),
     )

@@ -32,12 +32,15 @@ def parse(cls: type[T], arguments: list[str], *, prog: str, default: Any = None)
         if end.code in (0, None):
             sys.stderr.write(said.getvalue())
             raise
-        raise UsageError(_one_line(said.getvalue())) from None
+        line = _one_line(said.getvalue())
+        if "Unrecognized options" in line and "Perhaps you meant" not in line:
+            line = f"{line}: jax-extractor {prog} --help lists the known ones"
+        raise UsageError(line) from None
 
 
 def _one_line(box: str) -> str:
     """The sentences inside tyro's box, without its drawing and its pointer to --help."""
     words = re.sub(r"\x1b\[[0-9;]*m", "", box)
-    words = re.sub(r"^╭.*$|^╰.*$|[│─]", " ", words, flags=re.MULTILINE)
+    words = re.sub(r"^╭.*$|^╰.*$|^\+-.*$|[│─]|-{4,}", " ", words, flags=re.MULTILINE)
     words = re.split(r"For full helptext|Argument helptext", words)[0]
     return " ".join(words.split())

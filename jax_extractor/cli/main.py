@@ -48,7 +48,8 @@ def main(arguments: list[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except OSError as error:
-        return _fail(error, 1)
+        where = error.filename or "standard output"
+        return _fail(f"{where}: {error.strerror or error}: make room or choose another place", 1)
     except KeyboardInterrupt:
         return _fail("interrupted", 1)
     except (MemoryError, RuntimeError) as error:

@@ -15,6 +15,8 @@ Dtype = Literal["float32", "bfloat16"]
 POSITIONAL_MIXERS = frozenset({"she", "ishe", "he", "we", "me"})
 #: Mixers that can rotate their queries and keys.
 ROTARY_MIXERS = frozenset({"mha", "talking_heads", "cross_modal"})
+#: Mixers that read `TalkingHeadsConfig`.
+TALKING_MIXERS = frozenset({"talking_heads", "cross_modal"})
 
 
 @dataclass(frozen=True)

@@ -8,15 +8,16 @@
 norm is layer normalisation, left out where pre_norm is off.
 """
 
+import dataclasses
 from collections.abc import Callable
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from jax_extractor.mixers import make_mixer
+from jax_extractor.mixers import make_mixer, mixer_class
 from jax_extractor.mixers.common import activation
-from jax_extractor.models.config import POSITIONAL_MIXERS, ModelConfig
+from jax_extractor.models.config import POSITIONAL_MIXERS, TALKING_MIXERS, ModelConfig
 from jax_extractor.shapes import Array, PyTree
 
 DYNAMIC_SWITCHES = (
@@ -33,18 +34,17 @@ def mixer_from_config(config: ModelConfig) -> nn.Module:
         "num_heads": config.num_heads,
         "max_length": config.max_length,
         "dtype": jnp.dtype(config.dtype),
+        "rotary": config.resolved_positions() == "rotary",
     }
     if config.mixer in POSITIONAL_MIXERS:
-        return make_mixer(config.mixer, **options, **vars(config.extractor))
-    options["rotary"] = config.resolved_positions() == "rotary"
-    if config.mixer == "talking_heads":
-        fields = dict(vars(config.talking_heads))
-        dynamic = fields.pop("dynamic")
-        options |= fields | dict.fromkeys(DYNAMIC_SWITCHES, dynamic)
-    elif config.mixer == "cross_modal":
-        names = ("mixing_init", "logits_dropout", "weights_dropout")
-        options |= {name: getattr(config.talking_heads, name) for name in names}
-    return make_mixer(config.mixer, **options)
+        options |= vars(config.extractor)
+    elif config.mixer in TALKING_MIXERS:
+        options |= vars(config.talking_heads)
+        options |= dict.fromkeys(DYNAMIC_SWITCHES, config.talking_heads.dynamic)
+    # A mixer takes of these what it has a field for.
+    fields = {field.name for field in dataclasses.fields(mixer_class(config.mixer))}
+    chosen = {name: value for name, value in options.items() if name in fields}
+    return make_mixer(config.mixer, **chosen)
 
 
 class FeedForward(nn.Module):

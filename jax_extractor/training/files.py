@@ -26,6 +26,7 @@ def write_atomic(path: Path, text: str) -> None:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
+        os.chmod(temporary, 0o644)  # a temporary file's mode is for its owner alone
         os.replace(temporary, path)
     except OSError as error:
         if temporary is not None:

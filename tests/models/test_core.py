@@ -3,11 +3,13 @@
 import dataclasses
 
 import flax.errors
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jax_extractor import mixers
 from jax_extractor.models import (
     Core,
     ExtractorConfig,
@@ -296,3 +298,25 @@ def test_rows_are_returned_on_request_alone():
     (y, nothing), _ = jax.eval_shape(core.init_with_output, jax.random.key(0), rows())
     assert nothing is None
     assert y.shape == (B, T, D)
+
+
+def test_a_mixer_of_ones_own_trains_by_name(monkeypatch):
+    """A class with the two common fields and a line in MIXERS is all it takes."""
+
+    class Previous(nn.Module):
+        max_length: int
+        num_heads: int
+
+        @nn.compact
+        def __call__(self, x, valid=None, deterministic=True, decode=False):
+            return jnp.pad(x, ((0, 0), (1, 0), (0, 0)))[:, :-1]
+
+    monkeypatch.setitem(mixers.MIXERS, "previous", Previous)
+    config = ModelConfig(
+        mixer="previous", features=4, num_layers=1, max_length=4, ffn_features=4, arrangement="mixer",
+        pre_norm=False,
+    )  # fmt: skip
+    config.check()
+    x = jnp.arange(12.0).reshape(1, 3, 4)
+    y, _ = Core(config).apply({}, x)
+    np.testing.assert_array_equal(y[0, 1:], x[0, 1:] + x[0, :-1])
