@@ -58,6 +58,7 @@ def test_golden(case, block_size, x64):
     np.testing.assert_allclose(o, g["out"], rtol=1e-12, atol=1e-14)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("t", "s", "block_size", "causal", "dynamic"),
     [
@@ -157,6 +158,7 @@ def test_bfloat16_sums_gradients_in_float32():
         assert error < 2**-7
 
 
+@pytest.mark.slow
 def test_dropout_is_the_same_in_the_backward_pass(x64):
     """Numerical derivatives of the forward pass see its dropped entries; the gradient must too."""
     q, k, v, pre, post, bias = inputs(5, 5, batch=(), dtype=jnp.float64)
@@ -192,6 +194,7 @@ def test_dropout_drops_at_its_rate_in_every_tile():
     assert len(np.unique(tiles, axis=0)) == 25
 
 
+@pytest.mark.slow
 def test_vmap_over_an_axis_outside_the_batch(x64):
     q, k, v, pre, post, _ = inputs(7, 7, batch=(3,), dtype=jnp.float64)
 
