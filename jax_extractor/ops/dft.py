@@ -108,13 +108,13 @@ def _second(dft: Dft, a: Float[Array, "N1 rows *X"], contract: int) -> Array:
     return lax.dot_general(matrices, a, axes, precision=dft.precision)
 
 
-def times_i(z_hat: Array, axis: int = 2) -> Array:
+def times_i(z_hat: Array, axis: int = 1) -> Array:
     """i Z, real and imaginary parts along `axis`; what the outputs that follow need (see above)."""
     real, imaginary = jnp.split(z_hat, 2, axis)
     return jnp.concatenate([-imaginary, real], axis)
 
 
-def times_minus_i(z_hat: Array, axis: int = 2) -> Array:
+def times_minus_i(z_hat: Array, axis: int = 1) -> Array:
     """-i Z, the transposed map of `times_i`."""
     real, imaginary = jnp.split(z_hat, 2, axis)
     return jnp.concatenate([imaginary, -real], axis)

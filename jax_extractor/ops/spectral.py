@@ -58,13 +58,13 @@ def spectrum_transposed(x_hat: Float[Array, "F B 2 C D"], plan: Plan, time: int)
 def x_spectrum(x: Float[Array, "B T D"], plan: Plan) -> Float[Array, "F B 2 C D"]:
     """X_c + i X_{c-1} for every block c of every sequence."""
     x_hat = spectrum(x, plan)
-    return x_hat if x_hat.shape[3] == 1 else x_hat + times_i(later(x_hat, 1))
+    return x_hat if x_hat.shape[3] == 1 else x_hat + times_i(later(x_hat, 1), axis=2)
 
 
 def x_spectrum_transposed(x_hat: Float[Array, "F B 2 C D"], plan: Plan, time: int) -> Array:
     """The transposed map of `x_spectrum`: (B, T, D)."""
     if x_hat.shape[3] > 1:
-        x_hat = x_hat + times_minus_i(earlier(x_hat, 1))
+        x_hat = x_hat + times_minus_i(earlier(x_hat, 1), axis=2)
     return spectrum_transposed(x_hat, plan, time)
 
 
@@ -88,7 +88,7 @@ def earlier(z_hat: Float[Array, "F B 2 C D"], blocks: int) -> Float[Array, "F B 
 def x_matrix(x_hat: Float[Array, "F B 2 C s"], w_blocks: int) -> Float[Array, "F rows columns"]:
     points, batch, _, blocks, size = x_hat.shape
     met = jnp.stack([later(x_hat, b) for b in range(w_blocks)], axis=4)
-    both = jnp.stack([met, times_i(met)], axis=4)
+    both = jnp.stack([met, times_i(met, axis=2)], axis=4)
     return both.reshape(points, batch * 2 * blocks, 2 * w_blocks * size)
 
 
@@ -99,7 +99,7 @@ def x_from_matrix(
     points, rows, columns = matrix.shape
     shape = points, batch, 2, rows // (2 * batch), 2, w_blocks, columns // (2 * w_blocks)
     both = matrix.reshape(shape)
-    met = both[:, :, :, :, 0] + times_minus_i(both[:, :, :, :, 1])
+    met = both[:, :, :, :, 0] + times_minus_i(both[:, :, :, :, 1], axis=2)
     return functools.reduce(jnp.add, [earlier(met[:, :, :, :, b], b) for b in range(w_blocks)])
 
 

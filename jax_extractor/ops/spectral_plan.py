@@ -12,7 +12,7 @@ from jax_extractor.ops.dft import Dft, plan_points
 # memory. Measured on a 2-core x86-64 CPU, float32, as are the two constants of the cost model.
 CHUNK_BYTES = 8 << 20
 CHUNK_BYTES_ELSEWHERE = 512 << 20
-SMALLEST_CHUNK = 4
+SMALLEST_CHUNK = 8
 SMALLEST_BLOCK = 32
 PASS_COST = 40
 

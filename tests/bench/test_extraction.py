@@ -37,6 +37,7 @@ def test_torch_peers_compute_the_same_sum(name):
     np.testing.assert_allclose(theirs.numpy(), ours, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_files_hold_every_program(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("jax_extractor.bench.extraction.torch_peers", dict)
     options = Options(
