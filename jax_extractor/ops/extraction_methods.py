@@ -117,7 +117,11 @@ def fast_length(n: int) -> int:
 
 
 def fft_extract(x: Float[Array, "B T D"], w: Float[Array, "L ..."], precision):
-    """A product per frequency of the zero-padded FFTs; causal to rounding."""
+    """A product per frequency of the zero-padded FFTs; causal to rounding.
+
+    XLA gathers a sharded FFT input onto every device. Under a mesh the result is right all the same;
+    call it inside `jax.shard_map` to keep a batch where it is, or use "spectral".
+    """
     dtype = accumulation_dtype(x.dtype)
     time = x.shape[1]
     n = fast_length(time + w.shape[0] - 1)

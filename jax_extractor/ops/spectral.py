@@ -13,6 +13,20 @@ size of W's spectrum is ever stored.
 
 The three maps of the trilinear form sum(y ybar) — y(x, w), xbar(ybar, w), wbar(x, ybar) — are each
 written out below, since each is the derivative of the others (`trilinear`).
+
+Relative errors at T = L = 4096, D = 16, unit normal x and w (root mean square over positions,
+against float64; 2-core x86-64 CPU, jax 0.10.2):
+
+    dtype     method    first 32   last 1024   |  bfloat16, of the unrounded inputs' result
+    float32   spectral   1.0e-6     2.9e-7     |
+    float32   fft        2.4e-6     1.9e-7     |
+    float32   conv       2.4e-7     4.0e-7     |
+    float32   scan       9.9e-8     1.1e-6     |
+    bfloat16  all four   1.7e-3     1.7e-3     |  2.7e-3, 2.9e-3
+
+A transform spreads rounding evenly over positions, so the first, where the sum is short, are the
+relatively worst. bfloat16 is transformed and summed in float32: all that is lost is its own rounding,
+of the inputs and of the result.
 """
 
 import functools
