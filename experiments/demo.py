@@ -1,6 +1,7 @@
 """iSHE language model on the built-in corpus, small enough for two cores: what `make demo` runs.
 
 Command:  jax-extractor train experiments/demo.py --run-dir runs/demo
+Result:   @@DEMO@@
 """
 
 from jax_extractor.models import ModelConfig
