@@ -180,8 +180,8 @@ def test_bfloat16_compute_is_close_to_float32(name):
     assert relative(y, expected) < 2e-2
     for got, want in zip(params, expected_params, strict=True):
         assert got.dtype == jnp.float32
-        # Products of three rounded factors in the dynamic terms err most.
-        assert relative(got, want) < 1e-1
+        # The dynamic terms make logits of four rounded factors, twice.
+        assert relative(got, want) < (2e-1 if name == "talking_heads" else 6e-2)
 
 
 @pytest.mark.parametrize("name", ["ishe", "mha-rotary"])
