@@ -47,7 +47,11 @@ def test_an_unknown_command_lists_the_known(capsys):
     [
         (UsageError("field=3: choose 4"), 2, "field=3: choose 4"),
         (InputError("a file\n  is gone"), 1, "a file is gone"),
-        (OSError(28, "No space left on device", "x"), 1, "x: No space left on device: make room or choose another place"),
+        (
+            OSError(28, "No space left on device", "x"),
+            1,
+            "x: No space left on device: make room or choose another place",
+        ),
         (KeyboardInterrupt(), 1, "interrupted"),
         (MemoryError("4 GB"), 1, "out of memory (4 GB): lower the model's sizes"),
         (RuntimeError("RESOURCE_EXHAUSTED: 9 GB"), 1, "out of memory (RESOURCE_EXHAUSTED: 9 GB)"),
