@@ -32,7 +32,10 @@ def mixing_initializer(name: str, heads_in: int, heads_out: int) -> nn.initializ
         name = "identity" if heads_in == heads_out else "orthogonal"
     initializers = {
         "identity": lambda key, shape, dtype: jnp.eye(*shape, dtype=dtype),
-        "orthogonal": nn.initializers.orthogonal(),
+        # The decomposition behind it knows no halves.
+        "orthogonal": lambda key, shape, dtype: nn.initializers.orthogonal()(
+            key, shape, jnp.float64 if dtype == jnp.float64 else jnp.float32
+        ).astype(dtype),
         "normal": nn.initializers.variance_scaling(1.0, "fan_in", "normal"),
     }
     if name not in initializers:
