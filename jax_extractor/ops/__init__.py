@@ -14,6 +14,7 @@ from jax_extractor.ops.attention import (
     talking_heads_attention as talking_heads_attention,
 )
 from jax_extractor.ops.attention_inputs import DynamicMixing as DynamicMixing
+from jax_extractor.ops.auto import choose_method as choose_method
 from jax_extractor.ops.streaming import (
     StreamPlan as StreamPlan,
 )
@@ -32,3 +33,6 @@ from jax_extractor.ops.streaming import (
 from jax_extractor.ops.streaming import (
     stream_step as stream_step,
 )
+from jax_extractor.ops.tuning import load_tuning as load_tuning
+from jax_extractor.ops.tuning import save_tuning as save_tuning
+from jax_extractor.ops.tuning import tune as tune
