@@ -77,6 +77,12 @@ def one_device():
         yield
 
 
+@pytest.fixture
+def array_files():
+    """The files of a checkpoint's folder in which Orbax keeps the arrays; how many is its choice."""
+    return lambda folder: [path for path in folder.rglob("d/*") if path.is_file()]
+
+
 @pytest.fixture(scope="session")
 def tiny_run(tmp_path_factory, compiled_directory):
     """The directory of an iSHE language model of 2 layers, trained for 3 steps on a text file."""

@@ -63,7 +63,7 @@ def test_the_first_of_several_stop_strings_ends_the_text():
 
 @given(st.binary(max_size=40))
 def test_pieces_join_to_the_whole_text(data):
-    assert "".join(written(data)) == BYTES.decode(data)
+    assert "".join(written(data)) == BYTES.decode(list(data))
     "".join(written(data)).encode("utf-8")
 
 
