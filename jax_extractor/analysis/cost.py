@@ -11,8 +11,11 @@ attention sees. Multiplications of one layer, forward, one sequence:
 | we            | 3t·d² + s·d + t·d                            | 3d² + l·h                       |
 | me            | t·d² + s·d + t·d                             | d² + l                          |
 | mha           | 4t·d² + 2c·d                                 | 4d²                             |
-| talking_heads | mha + c·h·(h_k + h_v)                        | 4d² + h·(h_k + h_v)             |
-| cross_modal   | 2 · talking_heads (both ways, one sequence)  | 2 · talking_heads               |
+| talking_heads | (2t·d + c)·(k + v) + c·h·(h_k + h_v)         | 2d·(k + v) + h·(h_k + h_v)      |
+| cross_modal   | 2 · talking_heads with h_k = h_v = h         | 2 · talking_heads               |
+
+k = h_k·⌊d/h_k⌋ and v = h_v·⌊d/h_v⌋ are the widths of all keys and all values together: d, where the
+heads divide it, and then talking_heads is mha + c·h·(h_k + h_v).
 
 These count the definition, term by term; a method that transforms (fft, spectral) does fewer, and
 attention that does not skip masked pairs does more, which is why time is measured beside them.
@@ -54,7 +57,7 @@ class Sizes:
     key_heads: int | None = None
     """h_k of talking-heads attention; None: num_heads."""
     value_heads: int | None = None
-    """h_v of talking-heads attention; None: num_heads."""
+    """h_v of talking-heads attention; None: a row each for h_v = h, 1.5h and 0.5h."""
 
     def check(self) -> None:
         """Raises UsageError naming the first field that does not fit."""
@@ -78,13 +81,6 @@ class Sizes:
         """c, the number of pairs of causal attention."""
         return self.length * (self.length + 1) // 2
 
-    @property
-    def mixing(self) -> int:
-        """h·(h_k + h_v), the size of both mixings."""
-        key_heads = self.num_heads if self.key_heads is None else self.key_heads
-        value_heads = self.num_heads if self.value_heads is None else self.value_heads
-        return self.num_heads * (key_heads + value_heads)
-
 
 def _matrix_extractor(s: Sizes) -> int:
     return (s.extracted + s.length) * s.features**2
@@ -99,7 +95,15 @@ def _attention(s: Sizes) -> int:
 
 
 def _talking_heads(s: Sizes) -> int:
-    return _attention(s) + s.attended * s.mixing
+    key_heads = s.num_heads if s.key_heads is None else s.key_heads
+    value_heads = s.num_heads if s.value_heads is None else s.value_heads
+    width = sum(heads * (s.features // heads) for heads in (key_heads, value_heads))
+    mixing = s.num_heads * (key_heads + value_heads)
+    return (2 * s.length * s.features + s.attended) * width + s.attended * mixing
+
+
+def _cross_modal(s: Sizes) -> int:
+    return 2 * _talking_heads(dataclasses.replace(s, key_heads=None, value_heads=None))
 
 
 #: Multiplications of a forward pass over one sequence, by the table at the head of this file.
@@ -111,7 +115,7 @@ MULTIPLICATIONS: dict[str, Callable[[Sizes], int]] = {
     "me": _weight_extractor(1),
     "mha": _attention,
     "talking_heads": _talking_heads,
-    "cross_modal": lambda s: 2 * _talking_heads(s),
+    "cross_modal": _cross_modal,
 }
 
 
@@ -129,6 +133,8 @@ class Cost:
     """
 
     mixer: str
+    value_heads: int | None
+    """h_v of talking-heads attention; None for every other mixer."""
     parameters: int
     multiplications: int | None
     multiplications_times_mha: float | None
@@ -203,7 +209,7 @@ def compile_mixer(mixer: nn.Module, sizes: Sizes) -> tuple[Program, Program, int
 def costs(
     sizes: Sizes, mixers: Sequence[str] = tuple(MIXERS), *, measure: bool = True, repeats: int = 7
 ) -> list[Cost]:
-    """A row for each mixer.
+    """A row for each mixer; for talking heads one for each count of value heads, see `Sizes`.
 
     Measured runs are interleaved: every mixer runs once before any runs again, so that a machine
     that slows down slows all of them; one run of each goes before and does not count.
@@ -218,8 +224,18 @@ def costs(
     for name in mixers:
         if name not in MIXERS:
             raise unknown_name("mixer", name, MIXERS)
-    rows = [_formulas(name, sizes) for name in mixers]
-    return _measured(rows, sizes, repeats) if measure else rows
+    entries = [(name, variant) for name in mixers for variant in _variants(name, sizes)]
+    rows = [_formulas(name, variant) for name, variant in entries]
+    return _measured(rows, [variant for _, variant in entries], repeats) if measure else rows
+
+
+def _variants(name: str, sizes: Sizes) -> list[Sizes]:
+    """The sizes of each row of a mixer."""
+    if name != "talking_heads" or sizes.value_heads is not None:
+        return [sizes]
+    h = sizes.num_heads
+    counts = dict.fromkeys([h, 3 * h // 2, max(1, h // 2)])
+    return [dataclasses.replace(sizes, value_heads=count) for count in counts]
 
 
 def _formulas(name: str, sizes: Sizes) -> Cost:
@@ -227,6 +243,7 @@ def _formulas(name: str, sizes: Sizes) -> Cost:
     figure = multiplications(name, sizes)
     return Cost(
         mixer=name,
+        value_heads=sizes.value_heads if name == "talking_heads" else None,
         parameters=count_parameters(mixer, sizes),
         multiplications=figure,
         multiplications_times_mha=None if figure is None else figure / _attention(sizes),
@@ -234,24 +251,26 @@ def _formulas(name: str, sizes: Sizes) -> Cost:
     )
 
 
-def _measured(rows: list[Cost], sizes: Sizes, repeats: int) -> list[Cost]:
-    compiled = [compile_mixer(build(row.mixer, sizes), sizes) for row in rows]
+def _measured(rows: list[Cost], sizes: list[Sizes], repeats: int) -> list[Cost]:
+    compiled = [compile_mixer(build(row.mixer, s), s) for row, s in zip(rows, sizes, strict=True)]
     for _ in range(1 + repeats):
         for forward, both, _ in compiled:
             forward.run()
             both.run()
-    medians = {
-        row.mixer: [1e3 * statistics.median(program.seconds[1:]) for program in programs[:2]]
-        for row, programs in zip(rows, compiled, strict=True)
-    }
-    baseline = medians["mha"][0] if "mha" in medians else None
+    medians = [
+        [1e3 * statistics.median(program.seconds[1:]) for program in programs[:2]]
+        for programs in compiled
+    ]
+    baseline = next(
+        (m[0] for row, m in zip(rows, medians, strict=True) if row.mixer == "mha"), None
+    )
     return [
         dataclasses.replace(
             row,
-            forward_ms=medians[row.mixer][0],
-            forward_backward_ms=medians[row.mixer][1],
-            forward_times_mha=None if baseline is None else medians[row.mixer][0] / baseline,
-            temporary_bytes=programs[2],
+            forward_ms=forward,
+            forward_backward_ms=both,
+            forward_times_mha=None if baseline is None else forward / baseline,
+            temporary_bytes=temporary,
         )
-        for row, programs in zip(rows, compiled, strict=True)
+        for row, (forward, both), (_, _, temporary) in zip(rows, medians, compiled, strict=True)
     ]

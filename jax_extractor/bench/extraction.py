@@ -3,12 +3,15 @@
 A matrix per offset, L = T and D = E. Every program of one size runs in turn with all others of that
 size: forward alone, and forward with the gradients of sum(y^2) in x and w. Peers are
 flax.linen.Conv, lax.conv, the one-liner with jnp.fft, and, where torch is installed, its Conv1d and
-its FFT.
+its FFT. The device's own peaks, one matrix product and one copy, are measured in the same run: "limit" is
+the time that the multiply-adds of our method, or the bytes of its arguments and results, would take
+at those peaks.
 """
 
 import functools
 import itertools
 import json
+import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -17,10 +20,12 @@ import jax
 import jax.numpy as jnp
 
 from jax_extractor.bench.extraction_peers import JAX_PEERS, torch_contestant, torch_peers
+from jax_extractor.bench.peaks import Peaks, measure_peaks
 from jax_extractor.bench.timing import Contestant, compile_contestant, interleaved_medians
 from jax_extractor.errors import UsageError, unknown_name
 from jax_extractor.ops.auto import choose_method
 from jax_extractor.ops.extraction import METHODS, causal_extract
+from jax_extractor.ops.spectral_plan import multiplications
 
 Size = tuple[int, int, int]
 
@@ -68,12 +73,19 @@ class Ratio:
 def run(options: Options) -> None:
     """Measures every size, prints tables and ratios, writes the files asked for."""
     check(options)
-    print(f"extraction, {options.dtype}, {jax.default_backend()}, jax {jax.__version__}")
+    device = jax.devices()[0].device_kind
+    print(f"extraction, {options.dtype}, {jax.default_backend()} ({device}), jax {jax.__version__}")
+    dtype = jnp.bfloat16 if options.dtype == "bfloat16" else jnp.float32
+    peaks = measure_peaks(dtype, PRECISIONS[options.dtype], options.repeats)
+    print(
+        f"peaks: {peaks.multiplications / 1e9:.1f} G multiply-adds a second in a matrix product, "
+        f"{peaks.bytes / 1e9:.1f} GB a second in a copy"
+    )
     rows: list[Row] = []
     ratios: list[Ratio] = []
     for size in options.sizes:
         measured = measure(size, options)
-        of_size = compare(measured)
+        of_size = compare(measured) + compare_limit(measured, peaks, dtype)
         print_size(size, measured, of_size)
         rows += measured
         ratios += of_size
@@ -85,8 +97,9 @@ def run(options: Options) -> None:
         content = {
             "dtype": options.dtype,
             "platform": jax.default_backend(),
-            "device": jax.devices()[0].device_kind,
+            "device": device,
             "jax": jax.__version__,
+            "peaks": peaks._asdict(),
             "rows": [asdict(row) for row in rows],
             "ratios": [asdict(ratio) for ratio in ratios],
         }
@@ -175,7 +188,32 @@ def compare(rows: list[Row]) -> list[Ratio]:
     return ratios
 
 
+def compare_limit(rows: list[Row], peaks: Peaks, dtype) -> list[Ratio]:
+    """Our auto's share of the limit, see the head of this file; both directions.
+
+    The direct methods are counted as the definition, L (L + 1) / 2 products of a sequence.
+    """
+    (batch, time, features), width = rows[0].size, jnp.dtype(dtype).itemsize
+    shapes = (batch, time, features), (time, features, features)
+    if choose_method(*shapes, dtype) == "spectral":
+        count = multiplications(*shapes)
+    else:
+        count = batch * time * (time + 1) // 2 * features**2
+    x_bytes, w_bytes = (math.prod(shape) * width for shape in shapes)
+    # Forward reads x and w and writes y. Backward reads w, x and ybar (twice), writes xbar and wbar.
+    moved = {False: 2 * x_bytes + w_bytes, True: 6 * x_bytes + 3 * w_bytes}
+    ratios = []
+    for row in rows:
+        if row.name == AUTO:
+            limit = peaks.seconds(count * (3 if row.backward else 1), moved[row.backward]) * 1e3
+            words = "forward + backward" if row.backward else "forward"
+            title = f"{words}: the limit ({limit:.1f} ms) / our time"
+            ratios.append(Ratio(row.size, title, limit / row.milliseconds))
+    return ratios
+
+
 def print_size(size: Size, rows: list[Row], ratios: list[Ratio]) -> None:
+    """One table: milliseconds of every method and peer, temporary memory, and the quotients."""
     method = choose_method(size, (size[1], size[2], size[2]))
     print(f"\n(B, T, D) = {size}, L = T; auto is {method}")
     print(f"  {'':<18}{'forward':>10}{'+ backward':>12}  ms{'temporary':>12}  MB, with backward")

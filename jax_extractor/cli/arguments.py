@@ -14,6 +14,12 @@ from jax_extractor.errors import UsageError
 
 T = TypeVar("T")
 
+#: Python's own words for a text that is no number, and ours.
+NUMBERS = {
+    r"invalid literal for int\(\) with base 10": "a whole number: give one, such as 10",
+    "could not convert string to float": "a number: give one, such as 0.01",
+}
+
 
 def parse(cls: type[T], arguments: list[str], *, prog: str, default: Any = None) -> T:
     """An instance of the dataclass made from the arguments; UsageError where they do not fit.
@@ -43,4 +49,7 @@ def _one_line(box: str) -> str:
     words = re.sub(r"\x1b\[[0-9;]*m", "", box)
     words = re.sub(r"^╭.*$|^╰.*$|^\+-.*$|[│─]|-{4,}", " ", words, flags=re.MULTILINE)
     words = re.split(r"For full helptext|Argument helptext", words)[0]
-    return " ".join(words.split())
+    line = " ".join(words.split())
+    for python, plain in NUMBERS.items():
+        line = re.sub(rf"Error parsing (\S+): {python}: (.*)", rf"\1 \2 is not {plain}", line)
+    return line

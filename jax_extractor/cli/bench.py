@@ -10,6 +10,7 @@ SUITES = {
     "extraction": "every method of the extraction sum beside its peers",
     "talking-heads": "attention and talking heads, plain and blocked, beside their peers",
     "decode": "microseconds a token, streaming beside recomputing",
+    "training": "an optimizer step of a language model with each mixer",
 }
 
 

@@ -65,7 +65,7 @@ def table(rows: list[Cost], sizes: Sizes, measured: bool) -> str:
 def _cells(row: Cost) -> list[str]:
     memory = None if row.temporary_bytes is None else row.temporary_bytes / 2**20
     return [
-        row.mixer,
+        row.mixer if row.value_heads is None else f"{row.mixer}, h_v={row.value_heads}",
         f"{row.parameters:,}",
         _shown(row.multiplications, ","),
         _shown(row.multiplications_times_mha, ".3f"),

@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from jax_extractor.data.files import reading_errors, write_atomically
 from jax_extractor.data.stdlib_prose import stdlib_prose, stdlib_root
 from jax_extractor.errors import InputError, UsageError, unknown_name
+from jax_extractor.files import reading_errors, write_atomic, writing_errors
 
 BLOCK = 1 << 16  # bytes read, and about the characters of one piece of text
 STDLIB_VERSION = 1  # raise it when stdlib_prose would give another text
@@ -130,7 +130,9 @@ def _stdlib_corpus(files: tuple[str, ...], directory: Path) -> Corpus:
     path = directory / f"stdlib-{platform.python_version()}-{STDLIB_VERSION}.txt"
     if not path.is_file():
         documents = stdlib_prose(stdlib_root())
-        write_atomically(
+        with writing_errors(directory):
+            directory.mkdir(parents=True, exist_ok=True)
+        write_atomic(
             path, ((document + "\n\n").encode("utf-8", "replace") for document in documents)
         )
     return Corpus((path,))

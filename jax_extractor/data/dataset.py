@@ -14,7 +14,6 @@ from typing import Literal
 import numpy as np
 
 from jax_extractor.data.corpora import SOURCES, Corpus, open_corpus
-from jax_extractor.data.files import exclusive, storage_errors, write_atomically, write_blocks
 from jax_extractor.data.tokenizers import (
     TOKENIZERS,
     BPETokenizer,
@@ -23,6 +22,7 @@ from jax_extractor.data.tokenizers import (
     load_tokenizer,
 )
 from jax_extractor.errors import InputError, UsageError, unknown_name
+from jax_extractor.files import exclusive, write_atomic, write_blocks, writing_errors
 
 FORMAT = 1  # raise it when the same configuration would give other files
 SPLITS = ("train", "validation")
@@ -131,7 +131,7 @@ def prepare(config: DataConfig, directory, *, max_length: int = 1) -> Dataset:
     build = directory / _build_name(config, identity)
     dataset = _open(build)
     if dataset is None:
-        with storage_errors(directory):
+        with writing_errors(directory):
             directory.mkdir(parents=True, exist_ok=True)
             with exclusive(directory / ".lock"):
                 if _open(build) is None:  # nobody was faster
@@ -204,7 +204,7 @@ def _build(config: DataConfig, corpus: Corpus, identity: list, build: Path) -> N
             "fingerprint": _sha256(digest, boundary, tokenizer.to_json()),
             "files": identity,
         }
-        write_atomically(temporary / "tokens.json", [json.dumps(header, indent=1).encode()])
+        write_atomic(temporary / "tokens.json", [json.dumps(header, indent=1).encode()])
         if corpus.identity() != identity:
             raise InputError("the files of the corpus changed while they were read: run again")
         temporary.chmod(0o755)  # mkdtemp's mode is for its owner alone

@@ -14,8 +14,8 @@ from typing import ClassVar, SupportsInt
 
 import numpy as np
 
-from jax_extractor.data.files import write_atomically
 from jax_extractor.errors import InputError, unknown_name
+from jax_extractor.files import write_atomic
 
 PIECES_AT_ONCE = 64  # a few MB of text; enough for the cores of one host
 BYTES = tuple(bytes([value]) for value in range(256))
@@ -73,7 +73,7 @@ class Tokenizer(abc.ABC):
 
     def save(self, path) -> None:
         """Write the tokenizer to `path`, a file or a folder (tokenizer.json), whole or not."""
-        write_atomically(_file(path), [self.to_json().encode()])
+        write_atomic(_file(path), [self.to_json().encode()])
 
     def to_json(self) -> str:
         """All there is to know about this tokenizer: equal text, equal tokens."""

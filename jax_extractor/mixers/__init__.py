@@ -16,8 +16,9 @@ import flax.linen as nn
 
 from jax_extractor.errors import UsageError, unknown_name
 from jax_extractor.mixers.attention import MultiHeadAttention
+from jax_extractor.mixers.cross_modal import CrossModalTalkingHeads
 from jax_extractor.mixers.extractor import HE, ISHE, ME, SHE, WE, Extractor
-from jax_extractor.mixers.talking_heads import CrossModalTalkingHeads, TalkingHeadsAttention
+from jax_extractor.mixers.talking_heads import TalkingHeadsAttention
 
 MIXERS: dict[str, type[nn.Module]] = {
     "she": SHE,

@@ -111,7 +111,7 @@ class ModelConfig:
     def check(self) -> None:
         """Raises UsageError naming the first field that does not fit."""
         if self.mixer not in MIXERS:
-            raise unknown_name("mixer", self.mixer, MIXERS)
+            raise unknown_name("model.mixer", self.mixer, MIXERS)
         for name in ("features", "num_layers", "num_heads", "max_length", "ffn_features"):
             if getattr(self, name) < 1:
                 raise UsageError(f"model.{name}={getattr(self, name)}: choose at least 1")
@@ -119,12 +119,11 @@ class ModelConfig:
         for name, known in choices.items():
             if getattr(self, name) not in get_args(known):
                 raise unknown_name(f"model.{name}", getattr(self, name), get_args(known))
-        for name in ("ffn_activation", "extractor.adjust_activation"):
-            value = (
-                self.ffn_activation
-                if name == "ffn_activation"
-                else self.extractor.adjust_activation
-            )
+        activations = {
+            "ffn_activation": self.ffn_activation,
+            "extractor.adjust_activation": self.extractor.adjust_activation,
+        }
+        for name, value in activations.items():
             if value not in ACTIVATIONS:
                 raise unknown_name(f"activation in model.{name}", value, ACTIVATIONS)
         for name, rate in self.dropout_rates().items():

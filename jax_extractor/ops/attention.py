@@ -16,8 +16,6 @@ from jax_extractor.ops.attention_core import (
 )
 from jax_extractor.ops.attention_inputs import (
     DynamicMixing,
-    check_dynamic,
-    check_inputs,
     check_options,
     head_major,
 )
@@ -100,10 +98,8 @@ def talking_heads_attention(
     Source: Shazeer et al. 2020, "Talking-Heads Attention"; the dynamic terms are those of its
     section on dynamic projections.
     """
-    sizes = check_inputs(q, k, v, pre, post, mask, bias)
-    check_dynamic(sizes, pre, post, dynamic_pre, dynamic_post)
     rates = check_options(dropout, dropout_rng, block_size)
-    inputs, mask = head_major(
+    sizes, inputs, mask = head_major(
         q,
         k,
         v,
@@ -183,9 +179,7 @@ def attention_maps(
     heads = pre.shape[-1] if pre is not None else q.shape[-2]
     value_heads = post.shape[-1] if post is not None else heads
     v = jnp.zeros((*k.shape[:-2], value_heads, 0), q.dtype)
-    sizes = check_inputs(q, k, v, pre, post, mask, bias)
-    check_dynamic(sizes, pre, post, dynamic_pre, dynamic_post)
-    inputs, mask = head_major(
+    sizes, inputs, mask = head_major(
         q,
         k,
         v,

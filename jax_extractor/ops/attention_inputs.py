@@ -172,9 +172,11 @@ def check_options(dropout, dropout_rng, block_size) -> tuple[float, float]:
 
 
 def head_major(
-    q, k, v, pre, post, *, mask, bias, scale, dynamic_pre=None, dynamic_post=None
-) -> tuple[Inputs, Array | None]:
-    """The checked arguments in the layout of this module, and the mask."""
+    q, k, v, pre, post, *, mask, bias, scale, dynamic_pre, dynamic_post
+) -> tuple[Sizes, Inputs, Array | None]:
+    """The sizes of a call, and its arguments, checked, in the layout of this module; the mask last."""
+    sizes = check_inputs(q, k, v, pre, post, mask, bias)
+    check_dynamic(sizes, pre, post, dynamic_pre, dynamic_post)
     dtype = accumulator(q)
     scale = jnp.asarray(q.shape[-1] ** -0.5 if scale is None else scale, dtype)
     if q.dtype == dtype:  # one product per feature, not per pair; in low precision it would round
@@ -188,7 +190,7 @@ def head_major(
         post=_projection(post, dynamic_post, dtype),
         bias=_pairs_first(_cast(bias, dtype), q.ndim),
     )
-    return inputs, _pairs_first(mask, q.ndim)
+    return sizes, inputs, _pairs_first(mask, q.ndim)
 
 
 def _projection(static, dynamic: DynamicMixing | None, dtype) -> Projection | None:

@@ -100,6 +100,7 @@ def earlier(z_hat: Float[Array, "F B 2 C D"], blocks: int) -> Float[Array, "F B 
 
 
 def x_matrix(x_hat: Float[Array, "F B 2 C s"], w_blocks: int) -> Float[Array, "F rows columns"]:
+    """X: per frequency, the spectra that meet each block of w, as a real matrix."""
     points, batch, _, blocks, size = x_hat.shape
     met = jnp.stack([later(x_hat, b) for b in range(w_blocks)], axis=4)
     both = jnp.stack([met, times_i(met, axis=2)], axis=4)
@@ -118,6 +119,7 @@ def x_from_matrix(
 
 
 def y_matrix(y_hat: Float[Array, "F B 2 C E"]) -> Float[Array, "F rows E"]:
+    """Y: per frequency, one row for each sequence, real or imaginary part, and block."""
     return y_hat.reshape(y_hat.shape[0], -1, y_hat.shape[4])
 
 

@@ -66,6 +66,21 @@ def _work(x_shape, length: int, blocks: int) -> int:
     return blocks * n1 * n2 * (2 * n1 + 4 * n2 * (n2 > 1) + PASS_COST + products)
 
 
+def multiplications(x_shape, w_shape) -> int:
+    """Multiply-adds of one of the three maps for x (B, T, D) and w (L, D, E); all take the same.
+
+    A transform of every block of w (or back), a product per frequency of every block of x with
+    every block of w, and transforms of x's and y's blocks.
+    """
+    (batch, time, features), (length, _, outputs) = x_shape, w_shape
+    n1, n2 = plan_points(block_length(x_shape, length))
+    points = n1 * n2
+    transform = points * (2 * n1 + 4 * n2 * (n2 > 1))
+    x_blocks, w_blocks = batch * -(-time // points), -(-length // points)
+    of_w = w_blocks * features * outputs * (transform + 4 * points * x_blocks)
+    return of_w + x_blocks * (features + outputs) * transform
+
+
 def largest_divisor(n: int, limit: int) -> int:
     """The largest divisor of n up to limit, unless it is far below it: then limit itself."""
     divisor = max(d for d in range(1, limit + 1) if n % d == 0)

@@ -59,6 +59,10 @@ def trilinear_family(name: str, output, input_cotangent, weight_cotangent):
 
 
 def bilinear_primitive(name: str, function, result) -> Primitive:
+    """The primitive that computes function(a, b, plan).
+
+    result(a, b, plan) is the shape and dtype of what it gives for those of a and b.
+    """
     primitive = Primitive(name)
     primitive.def_impl(jax.jit(function, static_argnames="plan"))
 
@@ -86,6 +90,8 @@ def fold_batch(primitive: Primitive) -> None:
 
 
 def loop_over_batch(primitive: Primitive) -> None:
+    """vmap over either argument is a loop: a sum over the batch cannot join batches."""
+
     def rule(arguments, axes, *, plan):
         return loop(primitive, arguments[0], arguments[1], axes[0], axes[1], plan)
 

@@ -12,12 +12,10 @@ import jax
 import orbax.checkpoint as ocp
 
 from jax_extractor.errors import InputError
+from jax_extractor.files import cannot_write, reason
 from jax_extractor.shapes import PyTree
 from jax_extractor.training import arrays
-from jax_extractor.training.files import cannot_write, reason, write_atomic
 from jax_extractor.training.quiet import abandoned_coroutines, quieten_leftovers, quieten_orbax
-
-__all__ = ["Checkpoints", "write_atomic"]
 
 # What Orbax was seen to raise when any one bit of a checkpoint's files is flipped.
 UNREADABLE = (OSError, ValueError, LookupError, TypeError, AttributeError)

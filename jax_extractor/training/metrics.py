@@ -16,7 +16,7 @@ from tensorboardX.proto.event_pb2 import Event, SessionLog
 from tensorboardX.proto.summary_pb2 import Summary
 
 from jax_extractor.errors import InputError
-from jax_extractor.training.files import cannot_write, write_atomic
+from jax_extractor.files import cannot_write, write_atomic
 
 FILE = "metrics.jsonl"
 

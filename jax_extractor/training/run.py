@@ -18,11 +18,11 @@ import jax
 
 from jax_extractor.data import Dataset, Tokenizer, load_tokenizer
 from jax_extractor.errors import InputError
+from jax_extractor.files import cannot_write, write_atomic
 from jax_extractor.models import LanguageModel
 from jax_extractor.shapes import PyTree
 from jax_extractor.training.checkpoints import Checkpoints
 from jax_extractor.training.config import Config, differences, from_dict, to_dict
-from jax_extractor.training.files import cannot_write, write_atomic
 from jax_extractor.training.optimizer import make_optimizer
 from jax_extractor.training.step import initial_state
 

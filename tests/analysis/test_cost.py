@@ -1,3 +1,5 @@
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -55,8 +57,8 @@ def attend_by_definition(s: Sizes, key_heads: int, heads: int, value_heads: int,
     d = s.features
     x = numbers(s.length, d)
     for i in range(s.length):
-        for _ in range(4):
-            x[i] @ numbers(d, d)
+        for heads_of in (key_heads, key_heads, value_heads, value_heads):
+            x[i] @ numbers(d, heads_of * (d // heads_of))
         for _ in range(i + 1):
             for _ in range(key_heads):
                 numbers(d // key_heads) @ numbers(d // key_heads)
@@ -96,6 +98,9 @@ def test_formulas_of_attention_count_the_definition():
     s = Sizes(length=5, features=4, num_heads=2, key_heads=4, value_heads=1)
     talking = counted(lambda: attend_by_definition(s, 4, 2, 1, mixed=True))
     assert multiplications("talking_heads", s) == talking
+    s = Sizes(length=5, features=4, num_heads=2, value_heads=3)  # 3 values of width 1
+    talking = counted(lambda: attend_by_definition(s, 2, 2, 3, mixed=True))
+    assert multiplications("talking_heads", s) == talking
 
 
 def test_every_mixer_has_a_formula():
@@ -103,7 +108,7 @@ def test_every_mixer_has_a_formula():
 
 
 def test_parameters_are_those_of_the_table():
-    s = Sizes(length=6, features=8, num_heads=2, max_length=5, key_heads=4)
+    s = Sizes(length=6, features=8, num_heads=2, max_length=5, key_heads=4, value_heads=2)
     d, length, heads = 8, 5, 2
     expected = {
         "she": (length + 1) * d**2,
@@ -116,6 +121,18 @@ def test_parameters_are_those_of_the_table():
         "cross_modal": 2 * (4 * d**2 + heads * (2 + 2)),
     }
     assert {row.mixer: row.parameters for row in costs(s, measure=False)} == expected
+
+
+def test_talking_heads_have_a_row_for_each_count_of_value_heads():
+    s = Sizes(length=6, features=8, num_heads=4)
+    rows = costs(s, ["mha", "talking_heads"], measure=False)
+    assert [row.value_heads for row in rows] == [None, 4, 6, 2]
+    for row in rows[1:]:
+        assert row.parameters == 2 * 8 * (8 + (row.value_heads * (8 // row.value_heads))) + 4 * (
+            4 + row.value_heads
+        )
+    (alone,) = costs(dataclasses.replace(s, value_heads=6), ["talking_heads"], measure=False)
+    assert alone == rows[2]
 
 
 def test_the_method_in_force_is_named():

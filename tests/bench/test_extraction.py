@@ -6,8 +6,9 @@ import jax
 import numpy as np
 import pytest
 
-from jax_extractor.bench.extraction import Options, Row, compare, run
+from jax_extractor.bench.extraction import Options, Row, compare, compare_limit, run
 from jax_extractor.bench.extraction_peers import JAX_PEERS, torch_peers
+from jax_extractor.bench.peaks import Peaks
 from jax_extractor.errors import UsageError
 from jax_extractor.ops import causal_extract
 
@@ -48,6 +49,7 @@ def test_files_hold_every_program(tmp_path, capsys, monkeypatch):
         json=tmp_path / "out" / "bench.json",
         plot=tmp_path / "bench.png",
     )
+    monkeypatch.setattr("jax_extractor.bench.extraction.measure_peaks", lambda *_: Peaks(1e9, 1e9))
     run(options)
     content = json.loads(options.json.read_text())
     names = {row["name"] for row in content["rows"]}
@@ -75,6 +77,17 @@ def test_ratios_are_against_the_fastest_peer():
         "forward + backward: the fastest peer's (jnp.fft) time / ours": 1.5,
         "forward + backward: flax.linen.Conv time / ours": 6.0,
     }
+
+
+def test_the_limit_is_that_of_the_scarcer_rate():
+    """Short sequences are computed directly: B·L(L+1)/2·D² products, three times with gradients."""
+    size = (1, 8, 4)
+    rows = [Row(size, "ours, auto", backward, 2.0, 1.0) for backward in (False, True)]
+    products, floats = 8 * 9 // 2 * 16, 2 * 8 * 4 + 8 * 16
+    slow_products = compare_limit(rows, Peaks(1e3 * products, 1e12), np.float32)
+    assert [ratio.value for ratio in slow_products] == pytest.approx([0.5, 1.5])
+    slow_copies = compare_limit(rows, Peaks(1e12, 1e3 * 4 * floats), np.float32)
+    assert slow_copies[0].value == pytest.approx(0.5)
 
 
 @pytest.mark.parametrize(

@@ -51,6 +51,7 @@ def test_a_default_is_kept_where_nothing_is_said():
     [
         (["--name", "a", "--kind", "middle"], ["kind", "middle", "near", "far"]),
         (["--name", "a", "--size", "three"], ["size", "three"]),
+        (["--name", "a", "--inner.rate", "x y"], ["--inner.rate 'x y' is not a number: give one"]),
         (["--name", "a", "--inner.rat", "1"], ["--inner.rat", "--inner.rate"]),
         (["--name"], ["--name"]),
         ([], ["--name"]),

@@ -20,10 +20,13 @@ def test_a_row_for_every_mixer(capsys):
     assert "16 positions of 8 features, 12 offsets, 2 heads" in about
     assert headings.split() == ["mixer", "parameters", "multiplications", "×", "mha", "method"]
     expected = costs(Sizes(length=16, features=8, num_heads=2, max_length=12), measure=False)
-    assert [row.split()[:3] for row in rows] == [
-        [row.mixer, f"{row.parameters:,}", f"{row.multiplications:,}"] for row in expected
-    ]
-    assert [row.mixer for row in expected] == list(MIXERS)
+    for line, row in zip(rows, expected, strict=True):
+        label = row.mixer if row.value_heads is None else f"{row.mixer}, h_v={row.value_heads}"
+        assert line.startswith(label)
+        figures = line.removeprefix(label).split()[:2]
+        assert figures == [f"{row.parameters:,}", f"{row.multiplications:,}"]
+    assert list(dict.fromkeys(row.mixer for row in expected)) == list(MIXERS)
+    assert [row.value_heads for row in expected if row.mixer == "talking_heads"] == [2, 3, 1]
 
 
 def test_measured_table_of_chosen_mixers(capsys):

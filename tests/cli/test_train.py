@@ -170,7 +170,7 @@ def test_an_experiment_that_is_not_there(tmp_path, refused):
 @pytest.mark.parametrize(
     "flags, words",
     [
-        ("--model.mixer attention", ["unknown mixer 'attention'", "ishe", "mha"]),
+        ("--model.mixer attention", ["unknown model.mixer 'attention'", "ishe", "mha"]),
         ("--model.mixr she", ["--model.mixr", "--model.mixer"]),
         ("--data.source web", ["unknown data.source 'web'", "files", "stdlib"]),
         ("--model.positions relative", ["relative", "learned", "rotary"]),

@@ -250,7 +250,7 @@ def test_a_full_disk_gets_one_clear_line_and_leaves_nothing(tmp_path, book, monk
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", full)
-        with pytest.raises(InputError, match=r"cannot write to .*data: No space left on device"):
+        with pytest.raises(InputError, match=r"cannot write .*data: No space left on device"):
             prepare(config, tmp_path / "data")
     assert [path.name for path in (tmp_path / "data").iterdir()] == [".lock"]
     assert prepare(config, tmp_path / "data").tokens.size > 0
@@ -259,7 +259,7 @@ def test_a_full_disk_gets_one_clear_line_and_leaves_nothing(tmp_path, book, monk
 def test_a_directory_that_cannot_be_made_gets_one_clear_line(tmp_path, book):
     config = DataConfig(**book(PROSE * 100))
     for source in (config, DataConfig()):
-        with pytest.raises(InputError, match=r"cannot write to .*book\.txt/data: Not a directory"):
+        with pytest.raises(InputError, match=r"cannot write .*book\.txt/data: Not a directory"):
             prepare(source, tmp_path / "book.txt" / "data")
 
 

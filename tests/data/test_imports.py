@@ -4,7 +4,13 @@ from pathlib import Path
 
 import jax_extractor.data
 
-ALLOWED = {"numpy", "tokenizers", "jax_extractor.data", "jax_extractor.errors"}
+ALLOWED = {
+    "numpy",
+    "tokenizers",
+    "jax_extractor.data",
+    "jax_extractor.errors",
+    "jax_extractor.files",
+}
 
 
 def imported(tree):

@@ -47,7 +47,10 @@ def test_attention_takes_all_positions(positions):
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"mixer": "lstm"}, "unknown mixer 'lstm': choose one of " + ", ".join(sorted(MIXERS))),
+        (
+            {"mixer": "lstm"},
+            "unknown model.mixer 'lstm': choose one of " + ", ".join(sorted(MIXERS)),
+        ),
         ({"features": 0}, "model.features=0: choose at least 1"),
         ({"num_layers": -1}, "model.num_layers=-1: choose at least 1"),
         ({"num_heads": 0}, "model.num_heads=0: choose at least 1"),

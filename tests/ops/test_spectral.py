@@ -9,8 +9,19 @@ import pytest
 
 from jax_extractor.ops import causal_extract, spectral_plan
 from jax_extractor.ops.dft import Dft
-from jax_extractor.ops.spectral import matrix_extract
-from jax_extractor.ops.spectral_plan import Plan, block_length, largest_divisor, make_plan
+from jax_extractor.ops.spectral import (
+    input_cotangent,
+    matrix_extract,
+    output,
+    weight_cotangent,
+)
+from jax_extractor.ops.spectral_plan import (
+    Plan,
+    block_length,
+    largest_divisor,
+    make_plan,
+    multiplications,
+)
 
 pytestmark = pytest.mark.core
 
@@ -125,6 +136,26 @@ def test_a_window_is_not_padded_to_the_time():
 def test_longer_contexts_get_more_blocks():
     assert block_length((32, 256, 128), 256) == 256
     assert block_length((2, 4096, 64), 4096) == 512
+
+
+@pytest.mark.parametrize("sizes", [(3, 64, 64, 4, 6), (1, 1024, 1024, 2, 4), (2, 900, 512, 4, 2)])
+def test_each_map_multiplies_as_often_as_the_formula_says(sizes):
+    batch, time, length, features, outputs = sizes
+    x, w, y = draw((batch, time, features), (length, features, outputs), (batch, time, outputs))
+    plan = make_plan(x.shape, w.shape, None)
+    for function, arguments in (
+        (output, (x, w)),
+        (input_cotangent, (y, w)),
+        (weight_cotangent, (x, y)),
+    ):
+        equations = jax.make_jaxpr(functools.partial(function, plan=plan))(*arguments).eqns
+        products = 0
+        for equation in equations:
+            if equation.primitive.name == "dot_general":
+                (contracted, _), _ = equation.params["dimension_numbers"]
+                terms = np.prod([equation.invars[0].aval.shape[axis] for axis in contracted])
+                products += int(terms * equation.outvars[0].aval.size)
+        assert products == multiplications(x.shape, w.shape)
 
 
 @pytest.mark.parametrize("n, limit, expected", [(128, 48, 32), (97, 16, 16), (30, 7, 6), (8, 8, 8)])

@@ -6,7 +6,7 @@ import os
 import pytest
 
 from jax_extractor.errors import InputError
-from jax_extractor.training.files import cannot_write, write_atomic
+from jax_extractor.files import cannot_write, write_atomic
 
 
 def test_replaces_the_text(tmp_path):
