@@ -16,7 +16,7 @@ class Peaks(NamedTuple):
     bytes: float
     """Bytes a second, read and written, of one large copy."""
 
-    def seconds(self, multiplications: float, moved_bytes: float) -> float:
+    def seconds(self, multiplications: int, moved_bytes: int) -> float:
         """The least time for that many multiply-adds and bytes, done at once."""
         return max(multiplications / self.multiplications, moved_bytes / self.bytes)
 

@@ -41,11 +41,27 @@ BOUNDED = [
 def make(fields):
     model = LanguageModel(ModelConfig(**(SIZES | fields)), VOCABULARY)
     tokens = jax.random.randint(jax.random.key(0), (3, 3 * LENGTH), 0, VOCABULARY)
-    params = model.init(jax.random.key(1), tokens[:, :LENGTH])["params"]
+    params = jax.jit(model.init)(jax.random.key(1), tokens[:, :LENGTH])["params"]
     # Away from the start, where position biases are zero and mixings the identity.
     keys = iter(jax.random.split(jax.random.key(2), len(jax.tree.leaves(params))))
     params = jax.tree.map(lambda p: p + 0.3 * jax.random.normal(next(keys), p.shape), params)
     return model, params, tokens
+
+
+def full_pass(model, params, tokens):
+    """The logits of whole rows at once."""
+    return jax.jit(model.apply)({"params": params}, tokens)
+
+
+def last_logits(model, params):
+    """The logits after up to L tokens, of one program: what fills them up is not seen."""
+    apply = jax.jit(model.apply)
+
+    def last(seen):
+        filled = jnp.pad(seen, (0, LENGTH - len(seen)))[None]
+        return apply({"params": params}, filled)[0, len(seen) - 1]
+
+    return last
 
 
 def left_padded(tokens, lengths, width):
@@ -76,7 +92,7 @@ def test_extractors_equal_the_full_pass_without_end(fields):
     decoder = make_decoder(model)
     assert isinstance(decoder, CachedDecoder)
     found = logits_step_by_step(decoder, params, tokens, lengths, steps)
-    full = model.apply({"params": params}, tokens)
+    full = full_pass(model, params, tokens)
     for row, n in enumerate(lengths):
         expected = full[row, n - 1 : n + steps]
         np.testing.assert_allclose(found[:, row], expected, rtol=2e-4, atol=2e-5)
@@ -88,8 +104,9 @@ def test_attention_equals_the_full_pass_within_the_context(fields):
     lengths = (PROMPT, 1, 3)
     steps = LENGTH - PROMPT
     found = logits_step_by_step(make_decoder(model), params, tokens, lengths, steps)
+    full = full_pass(model, params, tokens[:, :LENGTH])
     for row, n in enumerate(lengths):
-        expected = model.apply({"params": params}, tokens[row : row + 1, : n + steps])[0, n - 1 :]
+        expected = full[row, n - 1 : n + steps]
         np.testing.assert_allclose(found[:, row], expected, rtol=2e-4, atol=2e-5)
 
 
@@ -99,9 +116,9 @@ def test_a_ring_of_keys_is_a_window(positions):
     model, params, tokens = make({"mixer": "mha", "positions": positions, "num_layers": 1})
     lengths, steps = (5, 2, 5), LENGTH + 3
     found = logits_step_by_step(make_decoder(model), params, tokens, lengths, steps)
+    last = last_logits(model, params)
     for row, n in enumerate(lengths):
-        seen = tokens[row : row + 1, max(n + steps - LENGTH, 0) : n + steps]
-        expected = model.apply({"params": params}, seen)[0, -1]
+        expected = last(tokens[row, max(n + steps - LENGTH, 0) : n + steps])
         np.testing.assert_allclose(found[-1, row], expected, rtol=2e-4, atol=2e-5)
 
 
@@ -112,15 +129,14 @@ def test_embedded_positions_go_on_from_half_the_context():
     decoder = make_decoder(model)
     assert isinstance(decoder, RereadingDecoder)
     found = logits_step_by_step(decoder, params, tokens, lengths, steps)
-    half = LENGTH // 2
+    half, last = LENGTH // 2, last_logits(model, params)
     for row, n in enumerate(lengths):
         for i in range(steps + 1):
             total = n + i
             over = max(total - LENGTH, 0)
             rereadings = -(-over // (LENGTH - half + 1))
             kept = total - rereadings * (LENGTH - half + 1) if over else total
-            seen = tokens[row : row + 1, total - kept : total]
-            expected = model.apply({"params": params}, seen)[0, -1]
+            expected = last(tokens[row, total - kept : total])
             np.testing.assert_allclose(found[i, row], expected, rtol=2e-4, atol=2e-5)
 
 
@@ -131,9 +147,10 @@ def test_select_takes_rows(fields):
     weights = decoder.prepare(params)
     rows = jnp.asarray([2, 0, 0, 1])
     valid = jnp.ones((3, 4), bool).at[1, :2].set(False)
-    _, state = decoder.prefill(weights, tokens[:, :4], valid)
-    picked, _ = decoder.step(weights, decoder.select(state, rows), tokens[rows, 4])
-    straight, _ = decoder.step(weights, state, tokens[:, 4])
+    _, state = jax.jit(decoder.prefill)(weights, tokens[:, :4], valid)
+    step = jax.jit(decoder.step)
+    picked, _ = step(weights, decoder.select(state, rows), tokens[rows, 4])
+    straight, _ = step(weights, state, tokens[:, 4])
     np.testing.assert_allclose(picked, straight[rows], rtol=1e-5, atol=1e-6)
 
 

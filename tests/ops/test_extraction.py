@@ -180,33 +180,34 @@ def test_the_result_has_the_promoted_dtype():
 @pytest.mark.parametrize("method", METHODS)
 def test_transformations(method, form):
     """jit, vmap over x and over w, jvp and checkpointed gradients agree with the plain function."""
-    x, w, dx, dw = draw((3, 7, 4), FORMS[form](7, 4), (3, 7, 4), FORMS[form](7, 4))
+    arguments = draw((3, 7, 4), FORMS[form](7, 4), (3, 7, 4), FORMS[form](7, 4))
     extract = functools.partial(causal_extract, method=method, scale="rsqrt")
-    y = extract(x, w)
-    assert_relative(jax.jit(extract)(x, w), y, 2e-6)
-    assert_relative(jax.vmap(extract, (0, None))(x, w), y, 2e-6)
-    both = jax.vmap(extract)(jnp.stack([x, dx]), jnp.stack([w, dw]))
-    assert_relative(both[1], extract(dx, dw), 2e-6)
-    out, tangent = jax.jvp(extract, (x, w), (dx, dw))
-    assert_relative(out, y, 2e-6)
-    assert_relative(tangent, extract(dx, w) + extract(x, dw), 5e-6)  # bilinear
+    plain = extract(*arguments[:2])
 
-    def loss(f, x, w):
-        return jnp.sum(f(x, w) ** 2)
+    def squares(f):
+        return jax.grad(lambda x, w: jnp.sum(f(x, w) ** 2), (0, 1))
 
-    plain = jax.grad(functools.partial(loss, extract), (0, 1))(x, w)
-    again = jax.grad(functools.partial(loss, jax.checkpoint(extract)), (0, 1))(x, w)
-    jax.tree.map(lambda a, b: assert_relative(a, b, 5e-6), plain, again)
-    # A second derivative: reverse over forward.
-    hessian_product = jax.jvp(jax.grad(functools.partial(loss, extract), (0, 1)), (x, w), (dx, dw))[
-        1
-    ]
-    reference = jax.jvp(
-        jax.grad(functools.partial(loss, functools.partial(extract, method="scan")), (0, 1)),
-        (x, w),
-        (dx, dw),
-    )[1]
-    jax.tree.map(lambda a, b: assert_relative(a, b, 5e-6), hessian_product, reference)
+    @jax.jit
+    def everything(x, w, dx, dw):
+        """Pairs that should agree, with their tolerance."""
+        y = extract(x, w)
+        both = jax.vmap(extract)(jnp.stack([x, dx]), jnp.stack([w, dw]))
+        out, tangent = jax.jvp(extract, (x, w), (dx, dw))
+        scan = functools.partial(extract, method="scan")
+        # Second derivatives, forward over reverse.
+        second, reference = (jax.jvp(squares(f), (x, w), (dx, dw))[1] for f in (extract, scan))
+        return {
+            "jit": (y, plain, 2e-6),
+            "vmap over x": (jax.vmap(extract, (0, None))(x, w), y, 2e-6),
+            "vmap over both": (both[1], extract(dx, dw), 2e-6),
+            "jvp": (out, y, 2e-6),
+            "tangent": (tangent, extract(dx, w) + extract(x, dw), 5e-6),  # bilinear
+            "checkpoint": (squares(jax.checkpoint(extract))(x, w), squares(extract)(x, w), 5e-6),
+            "second derivatives": (second, reference, 5e-6),
+        }
+
+    for found, expected, tolerance in everything(*arguments).values():
+        jax.tree.map(lambda a, b: assert_relative(a, b, float(tolerance)), found, expected)  # noqa: B023
 
 
 def test_traced_once_for_one_shape():
