@@ -60,20 +60,15 @@ def mix_heads(x, projection: Projection | None):
     return mixed
 
 
-def visible(mask, *, causal: bool, reach, keys, limit: int | None = None):
+def visible(mask, *, causal: bool, reach, keys):
     """Which keys each query may attend to, or None for all.
 
-    `reach` is the last key that each query sees if causal; `keys` are the indices of the keys, of
-    which those from `limit` on are padding.
+    `reach` is the last key that each query sees if causal; `keys` are the indices of the keys.
     """
-    allowed = mask
-    for term in (
-        keys[None, :] <= reach[:, None] if causal else None,
-        keys[None, :] < limit if limit is not None else None,
-    ):
-        if term is not None:
-            allowed = term if allowed is None else allowed & term
-    return allowed
+    if not causal:
+        return mask
+    past = keys[None, :] <= reach[:, None]
+    return past if mask is None else mask & past
 
 
 def hide(logits, allowed):

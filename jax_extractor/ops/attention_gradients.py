@@ -1,4 +1,4 @@
-"""The gradients of attention's steps, for the backward pass in tiles.
+"""The gradients of attention's steps, for the backward pass in blocks.
 
 JAX's own transposition of a mixing puts the heads last, which costs two transposed copies of every
 tile; here all products keep heads first. Everything is head-major, see attention_inputs. The

@@ -1,5 +1,6 @@
-"""Attention in tiles: golden cases, equal to the plain path, lighter, and where it may run."""
+"""Attention in blocks: golden cases, equal to the plain path, lighter, and where it may run."""
 
+import dataclasses
 from pathlib import Path
 
 import jax
@@ -14,6 +15,7 @@ from jax_extractor import ops
 from jax_extractor.ops import DynamicMixing
 from jax_extractor.ops.attention_inputs import Inputs, Sizes
 from jax_extractor.ops.blocked_attention import Plan, choose_block_size
+from jax_extractor.ops.blocks import Group
 
 pytestmark = pytest.mark.core
 
@@ -262,14 +264,22 @@ def test_memory_is_a_fraction_of_the_plain_path():
     assert temporary(64) * 8 < temporary(1024)
 
 
-def test_plan_sees_each_visible_key_once_and_skips_the_masked_tiles():
-    for t, s, block in [(8, 8, 2), (7, 9, 3), (9, 4, 2), (5, 12, 4)]:
+def test_groups_hold_every_block_once_with_all_that_it_may_see():
+    for t, s, block in [(8, 8, 2), (7, 9, 3), (9, 4, 2), (5, 12, 4), (64, 64, 4)]:
         plan = Plan(block, t, s, True, (0.0, 0.0), Inputs(*[None] * 7), None)
-        for i in range(plan.rows):
-            last = min(i * block + block - 1, t - 1) + s - t  # what the last query sees
-            needed = max(0, last // block + 1)
-            assert needed <= int(plan.columns_of(i)) <= min(needed + 1, plan.columns)
-        assert int(plan.columns_of(plan.rows - 1)) == plan.columns
+        rows = [i for group in plan.groups for i in range(group.start, group.stop)]
+        assert rows == list(range(plan.rows))
+        for group in plan.groups:
+            sees = min(group.stop * block, t) + s - t
+            assert max(sees, 1) <= group.width <= s
+        everything = dataclasses.replace(plan, causal=False).groups
+        assert everything == [Group(0, plan.rows, s)]
+
+
+def test_most_of_the_masked_half_is_left_out():
+    plan = Plan(4, 64, 64, True, (0.0, 0.0), Inputs(*[None] * 7), None)
+    pairs = sum((group.stop - group.start) * 4 * group.width for group in plan.groups)
+    assert pairs == 64 * 64 * (1 + 1 / len(plan.groups)) / 2
 
 
 def test_blocks_are_chosen_where_they_pay():
