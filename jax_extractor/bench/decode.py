@@ -13,7 +13,6 @@ The first two cost the same for every token, so a part of the L tokens is enough
 The whole model is described in `decode_model`.
 """
 
-import json
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
@@ -25,6 +24,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from jax_extractor.bench.results import check_writable, write_json
 from jax_extractor.errors import UsageError
 from jax_extractor.ops import StreamPlan, StreamState, init_stream, plan_stream, stream_step
 from jax_extractor.ops.dft import times_i, transform, transposed
@@ -69,6 +69,7 @@ def run(options: Options) -> list[Row]:
     sizes = (*options.lengths, *options.batches, options.features, options.model_length)
     if min(options.repeats, *sizes) < 1:
         raise UsageError("lengths, batches, features and repeats must be at least 1")
+    check_writable(options.json, options.plot)
     print(f"jax {jax.__version__}, {jax.devices()[0].device_kind}, float32, D={options.features}")
     print("microseconds per token, medians of interleaved runs")
     head = ("L", "B", "naive", "transposed", "epoched", "streaming", "stall", "naive/streaming")
@@ -85,8 +86,7 @@ def run(options: Options) -> list[Row]:
     results = [asdict(row) for row in rows]
     if options.model:
         results.append(asdict(whole_model(options)))
-    if options.json:
-        options.json.write_text(json.dumps(results, indent=1) + "\n")
+    write_json(options.json, results)
     if options.plot:
         plot(rows, options.plot)
     return rows

@@ -10,7 +10,6 @@ at those peaks.
 
 import functools
 import itertools
-import json
 import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
@@ -21,6 +20,7 @@ import jax.numpy as jnp
 
 from jax_extractor.bench.extraction_peers import JAX_PEERS, torch_contestant, torch_peers
 from jax_extractor.bench.peaks import Peaks, measure_peaks
+from jax_extractor.bench.results import check_writable, write_json
 from jax_extractor.bench.timing import Contestant, compile_contestant, interleaved_medians
 from jax_extractor.errors import UsageError, unknown_name
 from jax_extractor.ops.auto import choose_method
@@ -73,6 +73,7 @@ class Ratio:
 def run(options: Options) -> None:
     """Measures every size, prints tables and ratios, writes the files asked for."""
     check(options)
+    check_writable(options.json, options.plot)
     device = jax.devices()[0].device_kind
     print(f"extraction, {options.dtype}, {jax.default_backend()} ({device}), jax {jax.__version__}")
     dtype = jnp.bfloat16 if options.dtype == "bfloat16" else jnp.float32
@@ -93,18 +94,16 @@ def run(options: Options) -> None:
         grown, of_growth = measure_growth(options)
         rows += grown
         ratios += of_growth
-    if options.json is not None:
-        content = {
-            "dtype": options.dtype,
-            "platform": jax.default_backend(),
-            "device": device,
-            "jax": jax.__version__,
-            "peaks": peaks._asdict(),
-            "rows": [asdict(row) for row in rows],
-            "ratios": [asdict(ratio) for ratio in ratios],
-        }
-        options.json.parent.mkdir(parents=True, exist_ok=True)
-        options.json.write_text(json.dumps(content, indent=1) + "\n")
+    content = {
+        "dtype": options.dtype,
+        "platform": jax.default_backend(),
+        "device": device,
+        "jax": jax.__version__,
+        "peaks": peaks._asdict(),
+        "rows": [asdict(row) for row in rows],
+        "ratios": [asdict(ratio) for ratio in ratios],
+    }
+    write_json(options.json, content)
     if options.plot is not None:
         plot(rows, options.plot)
 
@@ -282,5 +281,4 @@ def plot(rows: list[Row], path: Path) -> None:
     axis.set(xscale="log", yscale="log", xlabel="T (B and D as in the table)")
     axis.set_ylabel("ms, forward + backward")
     axis.legend(fontsize="small")
-    path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path)

@@ -14,7 +14,6 @@ The two that hold all scores of talking heads are only run up to `longest_naive`
 the einsum one is still compiled for its memory.
 """
 
-import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -23,6 +22,7 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 
+from jax_extractor.bench.results import check_writable, write_json
 from jax_extractor.bench.timing import Contestant, compile_contestant, interleaved_medians
 from jax_extractor.errors import UsageError
 from jax_extractor.ops import dot_product_attention, talking_heads_attention
@@ -78,6 +78,7 @@ def run(options: Options) -> None:
                 f"sizes={size} (batch, time, features, heads): give positive numbers, "
                 "features divisible by heads"
             )
+    check_writable(options.json, options.plot)
     rows, ratios = [], []
     for size in options.sizes:
         measured = measure(size, options)
@@ -92,10 +93,8 @@ def run(options: Options) -> None:
             print(f"  {ratio.value:6.2f}  {ratio.title}")
         rows += measured
         ratios += of_size
-    if options.json is not None:
-        content = {"rows": [asdict(r) for r in rows], "ratios": [asdict(r) for r in ratios]}
-        options.json.parent.mkdir(parents=True, exist_ok=True)
-        options.json.write_text(json.dumps(content, indent=1) + "\n")
+    content = {"rows": [asdict(r) for r in rows], "ratios": [asdict(r) for r in ratios]}
+    write_json(options.json, content)
     if options.plot is not None:
         plot(rows, options.plot)
 
@@ -221,5 +220,4 @@ def plot(rows: list[Row], path: Path) -> None:
         axis.set_xticks([i + 0.35 for i in range(len(sizes))], [str(s) for s in sizes])
         axis.set(xlabel="(batch, time, features, heads)", ylabel=label, yscale="log")
     axes[0].legend(fontsize="small")
-    path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path)

@@ -4,7 +4,6 @@ The step is the one that `train` runs (forward, backward, clipping, AdamW, donat
 device, with random tokens. All mixers have the same widths, so their parameter counts differ.
 """
 
-import json
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -12,6 +11,7 @@ from pathlib import Path
 import jax
 import numpy as np
 
+from jax_extractor.bench.results import check_writable, write_json
 from jax_extractor.bench.timing import Contestant, interleaved_medians
 from jax_extractor.data import Batch
 from jax_extractor.errors import UsageError
@@ -58,6 +58,7 @@ def run(options: Options) -> None:
             raise UsageError(f"{name}={value}: choose at least 1")
     if not options.mixers:
         raise UsageError("mixers is empty: choose at least one")
+    check_writable(options.json)
     rows = measure(options)
     print(
         f"training step, float32, {jax.default_backend()}, jax {jax.__version__}: "
@@ -70,10 +71,8 @@ def run(options: Options) -> None:
             f"  {row.mixer:<14}{row.parameters:>12,}{row.milliseconds:>9.1f}"
             f"{row.times_first:>9.2f}{row.tokens_per_second:>11,.0f}"
         )
-    if options.json is not None:
-        content = {"options": asdict(options), "rows": [asdict(row) for row in rows]}
-        options.json.parent.mkdir(parents=True, exist_ok=True)
-        options.json.write_text(json.dumps(content, indent=1, default=str) + "\n")
+    content = {"options": asdict(options), "rows": [asdict(row) for row in rows]}
+    write_json(options.json, content)
 
 
 def measure(options: Options) -> list[Row]:
