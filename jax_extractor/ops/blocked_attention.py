@@ -147,7 +147,8 @@ def _backward_rule(plan: Plan, residuals, do):
     """The gradients of the inputs, from the gradient of the outputs."""
     inputs, mask, rng, norm = residuals
     cuts, dtype = (plan.cuts, plan.mask_cut), accumulator(inputs.q)
-    grad_cuts = plan.cuts._replace(k=Tiling(column=-1), v=Tiling(column=-1))
+    memory = Tiling(column=-1)  # of the gradients of k and v, which come transposed
+    grad_cuts = Inputs._make((plan.cuts.q, memory, memory, *plan.cuts[3:]))
     parts = []
     for group in plan.groups:
         taken, taken_mask = take_group((inputs, mask), cuts, group)
