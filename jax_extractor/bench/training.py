@@ -29,6 +29,9 @@ class Options:
     mixers: tuple[str, ...] = ("mha", "ishe", "he", "talking_heads")
     """The rows; times are also given as a share of the first."""
     batch_size: int = 16
+    """Sequences of a step."""
+    accumulate: int = 1
+    """Micro-batches that the step is cut into."""
     length: int = 256
     """Positions of a sequence, and an Extractor's offsets."""
     features: int = 128
@@ -56,13 +59,19 @@ def run(options: Options) -> None:
     for name, value in vars(options).items():
         if isinstance(value, int) and value < 1:
             raise UsageError(f"{name}={value}: choose at least 1")
+    if options.batch_size % options.accumulate:
+        raise UsageError(
+            f"batch_size={options.batch_size} is not divisible by accumulate={options.accumulate}: "
+            "choose a multiple"
+        )
     if not options.mixers:
         raise UsageError("mixers is empty: choose at least one")
     check_writable(options.json)
     rows = measure(options)
     print(
         f"training step, float32, {jax.default_backend()}, jax {jax.__version__}: "
-        f"{options.batch_size} sequences of {options.length}, {options.layers} layers of "
+        f"{options.batch_size} sequences of {options.length} in {options.accumulate} micro-batches, "
+        f"{options.layers} layers of "
         f"{options.features} features"
     )
     print(f"  {'':<14}{'parameters':>12}{'ms':>9}{'× ' + rows[0].mixer:>9}{'tokens/s':>11}")
@@ -103,7 +112,15 @@ def _contestant(name: str, options: Options) -> tuple[Contestant, int]:
     mesh = make_mesh(devices=jax.devices()[:1])
     state = jax.jit(partial(initial_state, model, optimizer, 0))()
     step = jit_step(
-        partial(train_step, model=model, optimizer=optimizer, schedule=schedule), mesh, state
+        partial(
+            train_step,
+            model=model,
+            optimizer=optimizer,
+            schedule=schedule,
+            accumulate=options.accumulate,
+        ),
+        mesh,
+        state,
     )
     shape = (2, options.batch_size, options.length)
     inputs, targets = np.random.default_rng(0).integers(options.vocabulary, size=shape)

@@ -108,7 +108,7 @@ class Extractor(nn.Module):
         else:
             extracted = ops.causal_extract(
                 values,
-                weights,
+                self._transformed(weights, values.shape),
                 scale=self.scale,
                 valid=valid,
                 method=self.method,
@@ -119,6 +119,23 @@ class Extractor(nn.Module):
                 extracted = jnp.where(begun, extracted, 0)
         adjusted = extracted * self._adjustment(x)
         return self._projection(adjusted, "output") if self.project_outputs else adjusted
+
+    def _transformed(self, weights: Array, shape: tuple[int, ...]) -> Array | ops.WeightSpectrum:
+        """The weights, or their transforms where the caller keeps the collection "spectra".
+
+        Applied with mutable=["spectra"], the module gives the transforms out; given them, it reads
+        them in the weights' place.
+        """
+        if self.is_mutable_collection("spectra") and not self.is_initializing():
+            method = self.method
+            if method == "auto":
+                method = ops.choose_method(shape, weights.shape, weights.dtype)
+            if method == "spectral" and weights.ndim == 3:
+                spectrum = ops.transform_weights(weights, shape, precision=self.precision)
+                self.put_variable("spectra", "kernel", spectrum)
+        if self.has_variable("spectra", "kernel"):
+            return self.get_variable("spectra", "kernel")
+        return weights
 
     def _stream(self, values: Array, weights: Array, valid: Array | None) -> Array:
         """The extraction of vectors that continue the sequence in the "cache" collection.

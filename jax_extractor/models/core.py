@@ -61,6 +61,10 @@ class FeedForward(nn.Module):
         return nn.Dense(self.config.features, dtype=dtype, name="contract")(hidden)
 
 
+#: What a layer may keep; scanned layers keep them one after the other.
+COLLECTIONS = ("params", "cache", "plan", "spectra", "intermediates")
+
+
 class Layer(nn.Module):
     """One layer of the core, in the arrangement of the configuration."""
 
@@ -143,7 +147,7 @@ class Core(nn.Module):
 
             scan = nn.scan(
                 body,
-                variable_axes={"params": 0, "cache": 0, "plan": 0, "intermediates": 0},
+                variable_axes=dict.fromkeys(COLLECTIONS, 0),
                 split_rngs={"params": True, "dropout": True},
                 length=self.config.num_layers,
             )

@@ -1,38 +1,43 @@
-from jax_extractor.ops.extraction import causal_extract, extraction_factor
+"""Pure functions on arrays: the extraction sum, its streaming form, attention and talking heads."""
 
-__all__ = ["causal_extract", "extraction_factor"]
 from jax_extractor.ops.attention import (
-    AttentionMaps as AttentionMaps,
+    AttentionMaps,
+    attention_maps,
+    dot_product_attention,
+    talking_heads_attention,
 )
-from jax_extractor.ops.attention import (
-    attention_maps as attention_maps,
-)
-from jax_extractor.ops.attention import (
-    dot_product_attention as dot_product_attention,
-)
-from jax_extractor.ops.attention import (
-    talking_heads_attention as talking_heads_attention,
-)
-from jax_extractor.ops.attention_inputs import DynamicMixing as DynamicMixing
-from jax_extractor.ops.auto import choose_method as choose_method
+from jax_extractor.ops.attention_inputs import DynamicMixing
+from jax_extractor.ops.auto import choose_method
+from jax_extractor.ops.extraction import causal_extract, extraction_factor
 from jax_extractor.ops.streaming import (
-    StreamPlan as StreamPlan,
+    StreamPlan,
+    StreamState,
+    init_stream,
+    plan_stream,
+    stream_prefill,
+    stream_step,
 )
-from jax_extractor.ops.streaming import (
-    StreamState as StreamState,
-)
-from jax_extractor.ops.streaming import (
-    init_stream as init_stream,
-)
-from jax_extractor.ops.streaming import (
-    plan_stream as plan_stream,
-)
-from jax_extractor.ops.streaming import (
-    stream_prefill as stream_prefill,
-)
-from jax_extractor.ops.streaming import (
-    stream_step as stream_step,
-)
-from jax_extractor.ops.tuning import load_tuning as load_tuning
-from jax_extractor.ops.tuning import save_tuning as save_tuning
-from jax_extractor.ops.tuning import tune as tune
+from jax_extractor.ops.tuning import load_tuning, save_tuning, tune
+from jax_extractor.ops.weight_spectrum import WeightSpectrum, transform_weights
+
+__all__ = [
+    "AttentionMaps",
+    "DynamicMixing",
+    "StreamPlan",
+    "StreamState",
+    "WeightSpectrum",
+    "attention_maps",
+    "causal_extract",
+    "choose_method",
+    "dot_product_attention",
+    "extraction_factor",
+    "init_stream",
+    "load_tuning",
+    "plan_stream",
+    "save_tuning",
+    "stream_prefill",
+    "stream_step",
+    "talking_heads_attention",
+    "transform_weights",
+    "tune",
+]

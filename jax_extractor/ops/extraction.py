@@ -9,10 +9,12 @@ from jax_extractor.ops.auto import choose_method
 from jax_extractor.ops.extraction_methods import (
     conv_extract,
     fft_extract,
+    resolve_precision,
     scan_extract,
     toeplitz_extract,
 )
 from jax_extractor.ops.spectral import spectral_extract
+from jax_extractor.ops.weight_spectrum import WeightSpectrum, extract_with_spectrum
 from jax_extractor.shapes import Array
 
 METHODS = {
@@ -26,7 +28,7 @@ METHODS = {
 
 def causal_extract(
     x: Array,
-    w: Array,
+    w: Array | WeightSpectrum,
     *,
     scale: str | None = None,
     method: str = "auto",
@@ -43,6 +45,7 @@ def causal_extract(
 
     Shapes: x (..., T, D) with any leading axes; w (L, D, E) a matrix per offset, or (L, D) a weight
     per channel, or (L,) one weight per offset (E = D for both); y (..., T, E). T and L are free.
+    w may be what `transform_weights` made of (L, D, E) for this T: method is then "spectral".
 
     Args:
       scale: None or "rsqrt".
@@ -72,10 +75,15 @@ def causal_extract(
     if 0 in x.shape or features == 0:
         return jnp.zeros(shape, dtype)
     batched = x.reshape(-1, *x.shape[-2:]) if x.ndim != 3 else x
-    batched, w = batched.astype(dtype), w[:time].astype(dtype)
-    if method == "auto":
-        method = choose_method(batched.shape, w.shape, dtype)
-    y = METHODS[method](batched, w, resolve_precision(precision)).reshape(shape)
+    batched = batched.astype(dtype)
+    if isinstance(w, WeightSpectrum):
+        y = extract_with_spectrum(batched, w)
+    else:
+        w = w[:time].astype(dtype)
+        if method == "auto":
+            method = choose_method(batched.shape, w.shape, dtype)
+        y = METHODS[method](batched, w, resolve_precision(precision))
+    y = y.reshape(shape)
     if scale == "rsqrt":
         y = y * extraction_factor(time, length, valid=valid, dtype=y.dtype)[..., None]
     return y.astype(dtype)
@@ -101,14 +109,6 @@ def extraction_factor(
     return lax.rsqrt(count.astype(dtype))
 
 
-def resolve_precision(precision):
-    """None stands for the user's `jax.default_matmul_precision`, else for full float32."""
-    if precision is None:
-        configured = jax.config.jax_default_matmul_precision  # type: ignore[attr-defined]
-        return configured or lax.Precision.HIGHEST
-    return precision
-
-
 def check_arguments(x, w, scale, method, valid):
     """Refuses what cannot be computed; returns the dtype of the result."""
     if method != "auto" and method not in METHODS:
@@ -129,6 +129,14 @@ def check_arguments(x, w, scale, method, valid):
             f"w has {w.shape[1]} input features and x has {x.shape[-1]} "
             f"(w {w.shape}, x {x.shape}): make w's second axis equal to x's last"
         )
+    if isinstance(w, WeightSpectrum):
+        if method not in ("auto", "spectral"):
+            raise UsageError(f"method={method!r} with transformed weights: choose 'spectral'")
+        if x.shape[-2] != w.time:
+            raise UsageError(
+                f"x has {x.shape[-2]} vectors and w was transformed for {w.time}: "
+                "call transform_weights with x's shape"
+            )
     if valid is not None:
         check_valid(x, valid)
     with jax.numpy_dtype_promotion("standard"):  # explicit: this is the documented result dtype

@@ -15,6 +15,14 @@ from jax import lax
 from jax_extractor.shapes import Array, Float
 
 
+def resolve_precision(precision):
+    """None stands for the user's `jax.default_matmul_precision`, else for full float32."""
+    if precision is None:
+        configured = jax.config.jax_default_matmul_precision  # type: ignore[attr-defined]
+        return configured or lax.Precision.HIGHEST
+    return precision
+
+
 def accumulation_dtype(dtype) -> jnp.dtype:
     """Sums of bfloat16 and float16 products are kept in float32."""
     return jnp.dtype(jnp.float64 if dtype == jnp.float64 else jnp.float32)

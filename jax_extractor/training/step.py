@@ -42,17 +42,30 @@ def initial_state(
 
 
 def summed_loss(
-    model: LanguageModel, params: PyTree, batch: Batch, dropout_key: Array | None = None
+    model: LanguageModel,
+    params: PyTree,
+    batch: Batch,
+    dropout_key: Array | None = None,
+    spectra: PyTree | None = None,
 ) -> tuple[Array, Array]:
-    """(Σ w · nats, Σ w) over a batch; with a key, dropout is on."""
+    """(Σ w · nats, Σ w) over a batch; with a key, dropout is on.
+
+    spectra is what `weight_spectra` gave for these parameters; without it they are transformed here.
+    """
     logits = model.apply(
-        {"params": params},
+        {"params": params} | ({"spectra": spectra} if spectra else {}),
         batch.inputs,
         deterministic=dropout_key is None,
         rngs=None if dropout_key is None else {"dropout": dropout_key},
     )
     nats = optax.softmax_cross_entropy_with_integer_labels(logits, batch.targets)
     return jnp.sum(nats * batch.weights), jnp.sum(batch.weights)
+
+
+def weight_spectra(model: LanguageModel, params: PyTree, tokens: Array) -> PyTree:
+    """The transforms of all Extractors' weights for tokens (B, T) of that shape; linear in them."""
+    _, variables = model.apply({"params": params}, tokens, mutable=["spectra"])
+    return variables.get("spectra", {})
 
 
 def train_step(
@@ -67,36 +80,44 @@ def train_step(
 ) -> tuple[TrainState, dict[str, Array]]:
     """The next state and the step's metrics, all on device: loss (nats per token), grad_norm, rate.
 
-    The batch's rows are cut into `accumulate` micro-batches whose gradients are summed; under pmap
-    `axis_name` names the axis over which the devices' sums are added.
+    The batch's rows are cut into `accumulate` micro-batches whose gradients are summed; they share
+    one transform of the Extractors' weights, forward and backward. Under pmap `axis_name` names the
+    axis over which the devices' sums are added.
     """
     key = jax.random.fold_in(jax.random.wrap_key_data(state.rng), state.step)
     if axis_name is not None:
         key = jax.random.fold_in(key, jax.lax.axis_index(axis_name))
     dropout = any(model.config.dropout_rates().values())
 
-    def gradient(index: Array | int, micro: Batch) -> tuple[Array, Array, PyTree]:
+    def gradient(index: Array | int, micro: Batch, spectra: PyTree) -> tuple[Array, Array, PyTree]:
+        """(Σ w · nats, Σ w, gradients in parameters and spectra) of a micro-batch."""
         micro_key = jax.random.fold_in(key, index) if dropout else None
-        value = partial(summed_loss, model, batch=micro, dropout_key=micro_key)
-        (nats, count), grads = jax.value_and_grad(value, has_aux=True)(state.params)
+
+        def value(params: PyTree, spectra: PyTree) -> tuple[Array, Array]:
+            return summed_loss(model, params, micro, micro_key, spectra)
+
+        both = jax.value_and_grad(value, (0, 1), has_aux=True)
+        (nats, count), grads = both(state.params, spectra)
         return nats, count, grads
 
     if accumulate == 1:
-        total = gradient(0, batch)
+        nats, count, (grads, _) = gradient(0, batch, {})
     else:
         # Row r goes to micro-batch r mod A: each device keeps the rows it has.
         micros = jax.tree.map(
             lambda rows: rows.reshape(-1, accumulate, *rows.shape[1:]).swapaxes(0, 1), batch
         )
-        zeros = (jnp.zeros(()), jnp.zeros(()), jax.tree.map(jnp.zeros_like, state.params))
-        total, _ = jax.lax.scan(
-            lambda sums, item: (jax.tree.map(jnp.add, sums, gradient(*item)), None),
+        tokens = micros.inputs[0]
+        spectra, transposed = jax.vjp(partial(weight_spectra, model, tokens=tokens), state.params)
+        zeros = jax.tree.map(jnp.zeros_like, (jnp.zeros(()),) * 2 + ((state.params, spectra),))
+        (nats, count, (grads, of_spectra)), _ = jax.lax.scan(
+            lambda sums, item: (jax.tree.map(jnp.add, sums, gradient(*item, spectra)), None),
             zeros,
             (jnp.arange(accumulate), micros),
         )
+        grads = jax.tree.map(jnp.add, grads, *transposed(of_spectra))
     if axis_name is not None:
-        total = jax.lax.psum(total, axis_name)
-    nats, count, grads = total
+        nats, count, grads = jax.lax.psum((nats, count, grads), axis_name)
     grads = jax.tree.map(lambda g: g / count.astype(g.dtype), grads)
     updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
     params = optax.apply_updates(state.params, updates)

@@ -36,6 +36,7 @@ def test_rows_hold_sizes_times_and_their_quotients(tmp_path, capsys):
         ({"mixers": ("nha",)}, "unknown model.mixer 'nha'"),
         ({"mixers": ()}, "mixers is empty"),
         ({"batch_size": 0}, "batch_size=0: choose at least 1"),
+        ({"accumulate": 3}, "batch_size=2 is not divisible by accumulate=3"),
         ({"layers": 0}, "layers=0: choose at least 1"),
     ],
 )

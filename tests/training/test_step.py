@@ -1,5 +1,6 @@
 """The step: loss and gradients against a plain reference, accumulation, weights, donation."""
 
+import dataclasses
 import functools
 from functools import partial
 
@@ -11,10 +12,10 @@ import optax
 import pytest
 
 from jax_extractor.data import Batch
-from jax_extractor.models import LanguageModel, ModelConfig
+from jax_extractor.models import ExtractorConfig, LanguageModel, ModelConfig
 from jax_extractor.training import OptimizerConfig, initial_state, make_optimizer, train_step
 from jax_extractor.training.sharding import batch_sharding, make_mesh, place, state_shardings
-from jax_extractor.training.step import jit_step, summed_loss
+from jax_extractor.training.step import jit_step, summed_loss, weight_spectra
 
 MODEL = ModelConfig(mixer="ishe", features=8, num_layers=1, max_length=6, ffn_features=16)
 V = 11
@@ -101,15 +102,36 @@ def test_the_loss_in_numpy():
     np.testing.assert_allclose(total, (nats * batch.weights).sum(), rtol=1e-6)
 
 
-@pytest.mark.parametrize("accumulate", [2, 4])
-def test_accumulation_changes_nothing(accumulate):
+@pytest.mark.parametrize(
+    ("accumulate", "fields"),
+    [
+        (2, {"mixer": "mha"}),
+        (4, {"extractor": ExtractorConfig(method="conv")}),
+        (4, {"extractor": ExtractorConfig(method="spectral")}),
+        (2, {"extractor": ExtractorConfig(method="spectral"), "scan_layers": True, "remat": True}),
+    ],
+    ids=["mha", "conv", "spectral", "spectral-scanned"],
+)
+def test_accumulation_changes_nothing(accumulate, fields):
     """Rows have unequal numbers of real tokens, so a mean of means would differ."""
+    config = dataclasses.replace(MODEL, **fields)
     batch = random_batch(2)
     batch.weights[1::2, 1:] = 0
-    loss, grads = one_step(batch)
-    other_loss, other_grads = one_step(batch, accumulate)
+    loss, grads = one_step(batch, config=config)
+    other_loss, other_grads = one_step(batch, accumulate, config)
     np.testing.assert_allclose(other_loss, loss, rtol=1e-6)
     assert_trees_close(other_grads, grads)
+
+
+def test_micro_batches_share_the_transforms_of_the_weights():
+    """Those of all Extractors that compute by transforms, and of nothing else."""
+    tokens = random_batch(0).inputs
+    for method, found in (("spectral", 2), ("conv", 0)):
+        config = dataclasses.replace(MODEL, num_layers=2, extractor=ExtractorConfig(method=method))
+        model = LanguageModel(config, V)
+        params = jax.jit(model.init)(jax.random.key(0), tokens)["params"]
+        spectra = jax.eval_shape(functools.partial(weight_spectra, model), params, tokens)
+        assert len(jax.tree.leaves(spectra)) == found
 
 
 def test_only_real_tokens_count():
