@@ -258,12 +258,13 @@ def timed(f: Callable, *arguments) -> float:
 
 def plot(rows: list[Row], path: Path) -> None:
     """Microseconds per token over L, a line for each way, and log^2 L for comparison."""
-    import matplotlib.pyplot as plt
     import numpy as np
+    from matplotlib.figure import Figure
 
     batches = sorted({row.batch for row in rows})
-    figure, axes = plt.subplots(1, len(batches), figsize=(5 * len(batches), 4), squeeze=False)
-    for axis, batch in zip(axes[0], batches, strict=True):
+    figure = Figure(figsize=(5 * len(batches), 4), layout="constrained")
+    axes = figure.subplots(1, len(batches), squeeze=False)[0]
+    for axis, batch in zip(axes, batches, strict=True):
         chosen = [row for row in rows if row.batch == batch]
         lengths = np.array([row.length for row in chosen])
         for name in ("naive", "naive_transposed", "epoched", "streaming"):
@@ -272,7 +273,7 @@ def plot(rows: list[Row], path: Path) -> None:
         growth = chosen[0].streaming * square / square[0]
         axis.loglog(lengths, growth, "k:", label="log² L")
         axis.set(xlabel="L", ylabel="µs per token", title=f"B = {batch}, D = {chosen[0].features}")
+        axis.set_xticks(lengths, [str(length) for length in lengths], minor=False)
+        axis.set_xticks([], minor=True)
         axis.legend()
-    figure.tight_layout()
     figure.savefig(path)
-    plt.close(figure)

@@ -12,7 +12,7 @@ import functools
 import itertools
 import math
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import jax
@@ -40,7 +40,7 @@ class Options:
     sizes: tuple[Size, ...] = ((32, 256, 128), (4, 512, 256), (8, 1024, 128), (2, 4096, 64))
     """Batch, time (and offsets), features; several one after the other."""
     growth: Size | None = None
-    """Batch, the longest time, features: also measures our auto at that time and its halves."""
+    """Batch, the longest time, features: also measures that time and its halves down to 512."""
     repeats: int = 5
     methods: tuple[str, ...] = ("auto", "spectral", "fft", "conv")
     """Ours; scan and toeplitz can be added, and are slow at these sizes."""
@@ -83,6 +83,7 @@ def run(options: Options) -> None:
         f"{peaks.bytes / 1e9:.1f} GB a second in a copy"
     )
     rows: list[Row] = []
+    swept: list[Row] = []
     ratios: list[Ratio] = []
     for size in options.sizes:
         measured = measure(size, options)
@@ -91,8 +92,7 @@ def run(options: Options) -> None:
         rows += measured
         ratios += of_size
     if options.growth is not None:
-        grown, of_growth = measure_growth(options)
-        rows += grown
+        swept, of_growth = measure_growth(options)
         ratios += of_growth
     content = {
         "dtype": options.dtype,
@@ -101,11 +101,12 @@ def run(options: Options) -> None:
         "jax": jax.__version__,
         "peaks": peaks._asdict(),
         "rows": [asdict(row) for row in rows],
+        "growth": [asdict(row) for row in swept],
         "ratios": [asdict(ratio) for ratio in ratios],
     }
     write_json(options.json, content)
     if options.plot is not None:
-        plot(rows, options.plot)
+        plot(rows, swept, options.plot)
 
 
 def check(options: Options) -> None:
@@ -227,58 +228,59 @@ def print_size(size: Size, rows: list[Row], ratios: list[Ratio]) -> None:
 
 
 def measure_growth(options: Options) -> tuple[list[Row], list[Ratio]]:
-    """Our auto at the longest time and its halves down to 512, and the quotients of neighbours."""
+    """Every program at the longest time and its halves down to 512, and how our auto grows.
+
+    The times that are divided by each other are measured in turns.
+    """
     assert options.growth is not None
     batch, longest, features = options.growth
     times = [longest]
-    while times[-1] // 2 >= 512:
-        times.append(times[-1] // 2)
-    only = replace(options, methods=("auto",))
-    entered = []
-    for steps in times[::-1]:
-        x, w = arrays((batch, steps, features), only)
-        program = gradients(functools.partial(causal_extract, precision=PRECISIONS[options.dtype]))
-        entered.append(compile_contestant(str(steps), program, x, w))
-    seconds = interleaved_medians(entered, options.repeats)
-    rows = [
-        Row(
-            (batch, int(c.name), features),
-            AUTO,
-            True,
-            seconds[c.name] * 1e3,
-            (c.temporary_bytes or 0) / 1e6,
-        )
-        for c in entered
+    while times[0] // 2 >= 512:
+        times.insert(0, times[0] // 2)
+    extract = functools.partial(causal_extract, precision=PRECISIONS[options.dtype])
+    entered = [
+        compile_contestant(str(time), gradients(extract), *arrays((batch, time, features), options))
+        for time in times
     ]
+    seconds = interleaved_medians(entered, options.repeats)
     ratios = [
         Ratio(
-            b.size,
-            f"forward + backward: our time at T={b.size[1]} / at T={a.size[1]}",
-            b.milliseconds / a.milliseconds,
+            (batch, b, features),
+            f"forward + backward: our time at T={b} / at T={a}",
+            seconds[str(b)] / seconds[str(a)],
         )
-        for a, b in itertools.pairwise(rows)
+        for a, b in itertools.pairwise(times)
     ]
     print(f"\ngrowth at B={batch}, D={features}, forward + backward")
-    for row in rows:
-        print(f"  T={row.size[1]:<6}{row.milliseconds:>10.1f} ms")
+    for time in times:
+        print(f"  T={time:<6}{seconds[str(time)] * 1e3:>10.1f} ms")
     for ratio in ratios:
         print(f"  {ratio.value:6.2f}  {ratio.title}")
-    return rows, ratios
+    return [row for t in times for row in measure((batch, t, features), options)], ratios
 
 
-def plot(rows: list[Row], path: Path) -> None:
-    """Time against T, forward + backward, a line a program, on logarithmic axes."""
+def plot(rows: list[Row], swept: list[Row], path: Path) -> None:
+    """Forward + backward: bars for each size and, where growth was measured, time against T."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(8, 5), layout="constrained")
-    axis = figure.subplots()
-    for name in dict.fromkeys(row.name for row in rows):
-        points = sorted(
-            (row.size[1], row.milliseconds) for row in rows if row.name == name and row.backward
-        )
-        ours = name.startswith("ours")
-        axis.plot(*zip(*points, strict=True), "o-" if ours else "s--", label=name)
-    axis.set(xscale="log", yscale="log", xlabel="T (B and D as in the table)")
-    axis.set_ylabel("ms, forward + backward")
-    axis.legend(fontsize="small")
+    sizes = list(dict.fromkeys(row.size for row in rows))
+    names = list(dict.fromkeys(row.name for row in rows + swept))
+    figure = Figure(figsize=(12 if swept else 7, 4.5), layout="constrained")
+    axes = figure.subplots(1, 2 if swept else 1, squeeze=False)[0]
+    for n, name in enumerate(names):
+        times = {row.size: row.milliseconds for row in rows if row.name == name and row.backward}
+        places = [sizes.index(size) + n / (len(names) + 1) for size in times]
+        axes[0].bar(places, list(times.values()), width=0.9 / (len(names) + 1), label=name)
+        points = [(r.size[1], r.milliseconds) for r in swept if r.name == name and r.backward]
+        if points:
+            axes[1].plot(*zip(*points, strict=True), "o-" if "ours" in name else "s--")
+    axes[0].set_xticks([i + 0.4 for i in range(len(sizes))], [str(size) for size in sizes])
+    axes[0].set(xlabel="(B, T, D), L = T", ylabel="ms, forward + backward", yscale="log")
+    axes[0].legend(fontsize="small")
+    if swept:
+        batch, _, features = swept[0].size
+        axes[1].set(xlabel=f"T = L, at B={batch}, D={features}", xscale="log", yscale="log")
+        times_swept = sorted({row.size[1] for row in swept})
+        axes[1].set_xticks(times_swept, [str(t) for t in times_swept], minor=False)
+        axes[1].set_xticks([], minor=True)
     figure.savefig(path)
