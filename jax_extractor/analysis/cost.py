@@ -57,7 +57,8 @@ class Sizes:
     key_heads: int | None = None
     """h_k of talking-heads attention; None: num_heads."""
     value_heads: int | None = None
-    """h_v of talking-heads attention; None: a row each for h_v = h, 1.5h and 0.5h."""
+    """h_v of talking-heads attention; None: a row each for h_v = h, 1.5h and 0.5h, as far as
+    the features suffice."""
 
     def check(self) -> None:
         """Raises UsageError naming the first field that does not fit."""
@@ -234,7 +235,7 @@ def _variants(name: str, sizes: Sizes) -> list[Sizes]:
     if name != "talking_heads" or sizes.value_heads is not None:
         return [sizes]
     h = sizes.num_heads
-    counts = dict.fromkeys([h, 3 * h // 2, max(1, h // 2)])
+    counts = [h, *(n for n in (3 * h // 2, h // 2) if n != h and 1 <= n <= sizes.features)]
     return [dataclasses.replace(sizes, value_heads=count) for count in counts]
 
 

@@ -133,6 +133,8 @@ def test_talking_heads_have_a_row_for_each_count_of_value_heads():
         )
     (alone,) = costs(dataclasses.replace(s, value_heads=6), ["talking_heads"], measure=False)
     assert alone == rows[2]
+    narrow = costs(Sizes(length=6, features=4, num_heads=4), ["talking_heads"], measure=False)
+    assert [row.value_heads for row in narrow] == [4, 2]  # six heads do not share four features
 
 
 def test_the_method_in_force_is_named():

@@ -1,6 +1,7 @@
 """Attention in blocks: golden cases, equal to the plain path, lighter, and where it may run."""
 
 import dataclasses
+from functools import partial
 from pathlib import Path
 
 import jax
@@ -262,6 +263,21 @@ def test_memory_is_a_fraction_of_the_plain_path():
         return program.memory_analysis().temp_size_in_bytes
 
     assert temporary(64) * 8 < temporary(1024)
+
+
+@pytest.mark.parametrize("hidden", [-1e9, float(np.finfo(np.float32).min), 1e9])
+def test_rows_far_from_zero_keep_their_gradients(hidden):
+    """Additive masks over whole rows: the softmax is that of the other terms, however far away."""
+    q, k, v, *_ = inputs(6, 6, heads=(2, 2, 2))
+    bias = jnp.zeros((6, 6)).at[2].set(hidden)
+
+    def gradients(block_size):
+        attend = partial(ops.dot_product_attention, block_size=block_size)
+        loss = lambda q, k, v, bias: jnp.sum(jnp.sin(attend(q, k, v, bias=bias)))  # noqa: E731
+        return jax.jit(jax.grad(loss, (0, 1, 2, 3)))(q, k, v, bias)
+
+    for blocked, plain in zip(gradients(2), gradients(6), strict=True):
+        np.testing.assert_allclose(blocked, plain, rtol=1e-5, atol=1e-6)
 
 
 def test_groups_hold_every_block_once_with_all_that_it_may_see():
