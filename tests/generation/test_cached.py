@@ -22,8 +22,10 @@ ENDLESS = [
     {"mixer": "he", "arrangement": "parallel"},
     {"mixer": "we", "arrangement": "ffn-mixer"},
     {"mixer": "me", "arrangement": "mixer"},
+    {"mixer": "ishe", "arrangement": "ffn"},
 ]
 BOUNDED = [
+    {"mixer": "mha", "positions": "none", "arrangement": "ffn"},
     {"mixer": "mha", "positions": "learned"},
     {"mixer": "mha", "positions": "sinusoidal", "scan_layers": True},
     {"mixer": "mha", "positions": "rotary"},
