@@ -66,6 +66,10 @@ class Row:
 
 def run(options: Options) -> list[Row]:
     """Measures, prints the table, and writes JSON and a plot where asked."""
+    if not options.lengths or not options.batches:
+        raise UsageError("lengths and batches need at least one number each")
+    if not 0 < options.naive_seconds < float("inf"):
+        raise UsageError(f"naive_seconds={options.naive_seconds}: choose a time above 0")
     sizes = (*options.lengths, *options.batches, options.features, options.model_length)
     if min(options.repeats, *sizes) < 1:
         raise UsageError("lengths, batches, features and repeats must be at least 1")

@@ -21,7 +21,12 @@ import jax.numpy as jnp
 from jax_extractor.bench.extraction_peers import JAX_PEERS, torch_contestant, torch_peers
 from jax_extractor.bench.peaks import Peaks, measure_peaks
 from jax_extractor.bench.results import check_writable, write_json
-from jax_extractor.bench.timing import Contestant, compile_contestant, interleaved_medians
+from jax_extractor.bench.timing import (
+    Contestant,
+    check_repeats,
+    compile_contestant,
+    interleaved_medians,
+)
 from jax_extractor.errors import UsageError, unknown_name
 from jax_extractor.ops.auto import choose_method
 from jax_extractor.ops.extraction import METHODS, causal_extract
@@ -73,6 +78,7 @@ class Ratio:
 def run(options: Options) -> None:
     """Measures every size, prints tables and ratios, writes the files asked for."""
     check(options)
+    check_repeats(options.repeats)
     check_writable(options.json, options.plot)
     device = jax.devices()[0].device_kind
     print(f"extraction, {options.dtype}, {jax.default_backend()} ({device}), jax {jax.__version__}")

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from jax_extractor.errors import InputError
+from jax_extractor.errors import InputError, UsageError
 from jax_extractor.files import reason
 
 
@@ -17,6 +17,10 @@ def check_writable(json: Path | None, plot: Path | None = None) -> None:
         raise InputError(
             "plot needs matplotlib: pip install 'jax_extractor[plots]', or leave it out"
         )
+    if plot is not None and plot.suffix not in (".png", ".svg", ".pdf"):
+        raise UsageError(f"plot={plot}: name a file that ends in .png, .svg or .pdf")
+    if plot is not None and plot == json:
+        raise UsageError(f"json and plot are the same file {plot}: name two")
     for path in (json, plot):
         if path is not None:
             with _storage(path):

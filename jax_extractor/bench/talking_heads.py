@@ -23,7 +23,12 @@ import jax
 import jax.numpy as jnp
 
 from jax_extractor.bench.results import check_writable, write_json
-from jax_extractor.bench.timing import Contestant, compile_contestant, interleaved_medians
+from jax_extractor.bench.timing import (
+    Contestant,
+    check_repeats,
+    compile_contestant,
+    interleaved_medians,
+)
 from jax_extractor.errors import UsageError
 from jax_extractor.ops import dot_product_attention, talking_heads_attention
 from jax_extractor.shapes import Array
@@ -73,11 +78,12 @@ class Ratio:
 def run(options: Options) -> None:
     """Measures every size, prints the table and the ratios, writes the files asked for."""
     for size in options.sizes:
-        if min(size) < 1 or size[2] % size[3]:
+        if len(size) != 4 or min(size) < 1 or size[2] % size[3]:
             raise UsageError(
                 f"sizes={size} (batch, time, features, heads): give positive numbers, "
                 "features divisible by heads"
             )
+    check_repeats(options.repeats)
     check_writable(options.json, options.plot)
     rows, ratios = [], []
     for size in options.sizes:

@@ -7,6 +7,8 @@ from statistics import median
 
 import jax
 
+from jax_extractor.errors import UsageError
+
 
 @dataclass(frozen=True)
 class Contestant:
@@ -33,11 +35,20 @@ def compile_contestant(name: str, f: Callable, *args) -> Contestant:
     )
 
 
+def check_repeats(repeats: int) -> None:
+    """Refuses to take the median of nothing."""
+    if repeats < 1:
+        raise UsageError(f"repeats={repeats}: choose at least 1")
+
+
 def interleaved_medians(contestants: Sequence[Contestant], repeats: int) -> dict[str, float]:
     """Median seconds by name: one run each to warm up, then `repeats` rounds, all in turn.
 
     A machine that slows down for a while slows all of them, so ratios stay fair.
+
+    Raises UsageError for repeats below 1.
     """
+    check_repeats(repeats)
     for c in contestants:
         c.call()
     seconds: dict[str, list[float]] = {c.name: [] for c in contestants}

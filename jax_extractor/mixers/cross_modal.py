@@ -61,6 +61,8 @@ class CrossModalTalkingHeads(nn.Module):
         other_heads = heads if self.other_heads is None else self.other_heads
         forward = self._direction("from_other", heads, other_heads)
         backward = self._direction("to_other", other_heads, heads)
+        if other is None and other_valid is not None:
+            raise UsageError("other_valid is given without other: pass both, or neither")
         if other is None:
             both = [d(x, valid, deterministic, decode) for d in (forward, backward)]
             return jax.tree.map(lambda a, b: (a + b) / 2, *both)

@@ -141,6 +141,8 @@ class TalkingHeadsAttention(nn.Module):
         features = x.shape[-1]
         counts = self._counts()
         cross = memory is not None
+        if memory_valid is not None and not cross:
+            raise UsageError("memory_valid is given without memory: pass both, or neither")
         source, source_valid = (x, valid) if memory is None else (memory, memory_valid)
         check_input(source, source_valid, "memory")
         dtype = compute_dtype(x, self.dtype, self.param_dtype)
@@ -275,8 +277,10 @@ class TalkingHeadsAttention(nn.Module):
             return None
         if cross:
             raise UsageError("position_bias=True with memory: two sequences share no positions")
-        if self.max_length is None:
-            raise UsageError("position_bias=True with max_length=None: set how far it reaches")
+        if self.max_length is None or self.max_length < 1:
+            raise UsageError(
+                f"position_bias=True with max_length={self.max_length}: set how far it reaches"
+            )
         shape = (self._counts()[1], self.max_length)
         table = self.param("position_bias", nn.initializers.zeros, shape, self.param_dtype)
         when = jnp.arange(keys) if times is None else times
@@ -291,7 +295,8 @@ def _width(width: int | None, features: int, heads: int, what: str) -> int:
         return width
     if features < heads:
         raise UsageError(
-            f"{what}_heads={heads} share features={features}: choose fewer heads or set {what}_width"
+            f"{what}_heads={heads} share features={features}: choose fewer heads or more features, "
+            f"or set {what}_width"
         )
     return features // heads
 

@@ -75,7 +75,8 @@ def talking_heads_attention(
       v: (..., S, Hv, Dv), of q's dtype.
       pre: (Hk, H), P_l.
       post: (H, Hv), P_w.
-      mask: boolean, broadcastable to (..., H, T, S); True = may attend.
+      mask: boolean, broadcastable to (..., H, T, S); True = may attend. What masked keys and values
+        hold changes nothing as long as it is finite (0 · NaN is NaN).
       bias: broadcastable to (..., H, T, S), added to L.
       causal: query i sees key j if j - i <= S - T: the last query is aligned with the last key.
         Together with a mask, both must allow a key.

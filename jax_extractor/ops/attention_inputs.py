@@ -68,6 +68,8 @@ def check_inputs(q, k, v, pre, post, mask, bias) -> Sizes:
         _check_float(name, x)
         if x.dtype != q.dtype:
             raise UsageError(f"{name} is {x.dtype} while q is {q.dtype}: cast them to one dtype")
+    if q.shape[-1] == 0:
+        raise UsageError(f"q has shape {q.shape}: give heads a width of at least 1")
     for name, x in (("k", k), ("v", v)):
         if x.shape[:-3] != q.shape[:-3]:
             raise UsageError(
@@ -132,6 +134,10 @@ def check_dynamic(sizes: Sizes, pre, post, dynamic_pre, dynamic_post) -> None:
     """Refuse dynamic terms without a static projection, or of the wrong shape."""
     for name, static, dynamic in (("pre", pre, dynamic_pre), ("post", post, dynamic_post)):
         for side, rows in (("query", sizes.queries), ("memory", sizes.keys)):
+            if not isinstance(dynamic, DynamicMixing | None):
+                raise UsageError(
+                    f"dynamic_{name} is a {type(dynamic).__name__}: give DynamicMixing"
+                )
             x = None if dynamic is None else getattr(dynamic, side)
             if x is None:
                 continue
@@ -178,6 +184,8 @@ def head_major(
     sizes = check_inputs(q, k, v, pre, post, mask, bias)
     check_dynamic(sizes, pre, post, dynamic_pre, dynamic_post)
     dtype = accumulator(q)
+    if scale is not None and jnp.ndim(scale) != 0:
+        raise UsageError(f"scale has shape {jnp.shape(scale)}: give one number")
     scale = jnp.asarray(q.shape[-1] ** -0.5 if scale is None else scale, dtype)
     if q.dtype == dtype:  # one product per feature, not per pair; in low precision it would round
         q, scale = q * scale, None

@@ -1,5 +1,7 @@
 """Tiles of the streaming sum: blocks of vectors through the planned transforms of W."""
 
+import math
+
 import jax.numpy as jnp
 from jax import lax
 
@@ -32,7 +34,7 @@ def window_tile(plan: StreamPlan, inputs: Float[Array, "B R D"]) -> Float[Array,
     far = times_i(multiply(z, plan.far, plan.form))
     near = multiply(z[..., 1, :], plan.tiles[-1], plan.form)
     y = backward(jnp.stack([near + far[..., 0, :], far[..., 1, :]], 3))
-    return y.reshape(batch, ring, -1)
+    return y.reshape(batch, ring, y.shape[-1])
 
 
 def forward(xs: Float[Array, "B U D"]) -> Float[Array, "U 2 B D"]:
@@ -45,7 +47,7 @@ def forward(xs: Float[Array, "B U D"]) -> Float[Array, "U 2 B D"]:
 def backward(z: Float[Array, "U 2 *B E"]) -> Float[Array, "*B U E"]:
     """The vectors over time of transforms; 1/U is in the plan."""
     size, _, *batch, outputs = z.shape
-    y = transposed(z.reshape(size, 2, -1), tile_dft(size))
+    y = transposed(z.reshape(size, 2, math.prod(batch) * outputs), tile_dft(size))
     return jnp.moveaxis(y.reshape(size, *batch, outputs), 0, -2)
 
 
@@ -54,14 +56,15 @@ def multiply(
 ) -> Float[Array, "U 2 *B E"]:
     """One complex product per frequency, as the real one [[r, -i], [i, r]] [Wr; Wi]."""
     size, _, *batch, features = z.shape
-    z = z.reshape(size, 2, -1, features)
+    count = math.prod(batch)
+    z = z.reshape(size, 2, count, features)
     rows = jnp.stack([z, times_i(z)], 3)
     if form < 3:
         return jnp.sum(rows * spectrum[:, None, None], 3).reshape(size, 2, *batch, features)
-    rows = rows.reshape(size, -1, 2 * features)
+    rows = rows.reshape(size, 2 * count, 2 * features)
     dims = (((2,), (1,)), ((0,), (0,)))
     out = lax.dot_general(rows, spectrum, dims, precision=lax.Precision.HIGHEST)
-    return out.reshape(size, 2, *batch, -1)
+    return out.reshape(size, 2, *batch, out.shape[-1])
 
 
 def prefill_blocks(
@@ -80,5 +83,6 @@ def prefill_blocks(
         return jnp.pad(spectra, [(0, 0)] * 3 + [(by, 2 - by), (0, 0)])
 
     total = later(times_minus_i(near - far), 0) + later(near, 1) + later(times_i(far), 2)
-    out = backward(total).reshape(batch, (count + 2) * size, -1)
+    out = backward(total)
+    out = out.reshape(batch, (count + 2) * size, out.shape[-1])
     return out[:, start : start + time], out[:, count * size :]

@@ -112,7 +112,7 @@ def stream_step(
         pending=flatten(state.pending, 2),
     )
     y, flat = advance(plan, flat, flatten(x, 1))
-    y = y.reshape(*batch, -1)
+    y = y.reshape(*batch, y.shape[-1])
     state = replace(
         flat,
         recent=flat.recent.reshape(state.recent.shape),
@@ -145,7 +145,8 @@ def head_product(plan: StreamPlan, recent: Float[Array, "B G D"]) -> Float[Array
     if plan.form < 3:
         return jnp.sum(recent * plan.head[:, 0], 1)
     weights = plan.head.reshape(-1, plan.head.shape[-1])
-    return jnp.matmul(recent.reshape(-1, weights.shape[0]), weights, precision="highest")
+    flat = recent.reshape(recent.shape[0], weights.shape[0])
+    return jnp.matmul(flat, weights, precision="highest")
 
 
 def add_tile(
@@ -205,14 +206,15 @@ def stream_prefill(
     led = jnp.pad(xs, [(0, 0), (leaf, 0), (0, 0)])
     recent = led[:, time:]
     shifted = jnp.stack([led[:, k + 1 : k + 1 + time] for k in range(leaf)], 2)
-    y = head_product(plan, shifted.reshape(-1, leaf, xs.shape[-1]))
-    y = y.reshape(*xs.shape[:2], -1)
+    rows = xs.shape[0] * time
+    y = head_product(plan, shifted.reshape(rows, leaf, xs.shape[-1]))
+    y = y.reshape(*xs.shape[:2], y.shape[-1])
     state = replace(state, recent=recent.reshape(state.recent.shape))
     if plan.sizes:
         far, pending = prefill_blocks(plan, xs)
         y = y + far
         state = replace(state, pending=pending.reshape(state.pending.shape))
-    y = y.reshape(*batch, time, -1)
+    y = y.reshape(*batch, time, y.shape[-1])
     if plan.scale is not None:
         real = jnp.ones((*batch, time), bool) if valid is None else valid
         factor, state = count_prompt(plan, state, real)
@@ -284,8 +286,23 @@ def plan_features(plan: StreamPlan, features: int | None) -> tuple[int, int]:
     return ins, outs
 
 
+def check_state(plan: StreamPlan, state: StreamState) -> None:
+    """Refuses a state that `init_stream` made for weights of other sizes or another scale."""
+    features, outputs = plan_features(plan, state.recent.shape[-1] if plan.form == 1 else None)
+    block = plan.ring if plan.sizes else 0
+    found = state.recent.shape[-2:], state.inputs.shape[-2:], state.pending.shape[-2:]
+    wanted = (plan.leaf, features), (block, features), (block, outputs)
+    flags = None if state.valid is None else state.valid.shape[-1]
+    if found != wanted or flags != (None if plan.scale is None else plan.ring):
+        raise UsageError(
+            f"the state (recent {found[0]}, inputs {found[1]}, pending {found[2]}) is not of this "
+            f"plan, which asks for {wanted} and scale={plan.scale!r}: make it with init_stream"
+        )
+
+
 def check_vectors(plan, state, x, valid, ndim) -> jnp.dtype:
     """Refuses vectors that do not fit; returns the dtype of the outputs."""
+    check_state(plan, state)
     batch = state.recent.shape[:-2]
     names = "(*B, D)" if ndim == len(batch) + 1 else "(*B, P, D)"
     want = f"{names} with *B = {batch} and D = {state.recent.shape[-1]}"

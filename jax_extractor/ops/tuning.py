@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jax_extractor.errors import InputError, unknown_name
+from jax_extractor.errors import InputError, UsageError, unknown_name
 from jax_extractor.ops import auto
 from jax_extractor.ops.extraction import METHODS, causal_extract
 
@@ -26,8 +26,12 @@ def tune(
     compiled before keep the method they were compiled with.
 
     Raises:
-      UsageError: a method that does not exist.
+      UsageError: a method that does not exist, repeats below 1, or a dtype that is not floating.
     """
+    if repeats < 1:
+        raise UsageError(f"repeats={repeats}: choose at least 1")
+    if not jnp.issubdtype(dtype, jnp.floating):
+        raise UsageError(f"dtype={np.dtype(dtype).name}: give a floating dtype, such as float32")
     methods = list(methods or METHODS)
     for method in methods:
         if method not in METHODS:
@@ -49,29 +53,46 @@ def tune(
             jax.block_until_ready(call(x, w))
             times[method].append(time.perf_counter() - start)
     medians = {method: statistics.median(values) for method, values in times.items()}
-    key = auto.shape_key(x_shape, w_shape, dtype)
+    key = auto.shape_key(x_shape, w_shape, x.dtype)  # float64 is float32 without x64
     auto.measured[key] = min(medians, key=lambda method: medians[method])
     return medians
 
 
 def save_tuning(path) -> None:
-    """Writes the choices measured so far as JSON, for `load_tuning` in another process."""
+    """Writes the choices measured so far as JSON, for `load_tuning` in another process.
+
+    Raises:
+      InputError: the file cannot be written.
+    """
     rows = [[*key, method] for key, method in auto.measured.items()]
-    pathlib.Path(path).write_text(json.dumps(rows, indent=1) + "\n")
+    try:
+        pathlib.Path(path).write_text(json.dumps(rows, indent=1) + "\n")
+    except OSError as error:
+        raise InputError(f"cannot write {path}: {error.strerror}: choose another file") from error
 
 
 def load_tuning(path) -> None:
     """Adds the choices of a file written by `save_tuning`.
 
     Raises:
-      InputError: the file is not there or is not such a file.
+      InputError: the file is not there or is not such a file; nothing of it is taken then.
     """
     try:
-        for platform, x_shape, w_shape, dtype, method in json.loads(pathlib.Path(path).read_text()):
-            if method not in METHODS:
-                raise unknown_name("method", method, METHODS)
-            auto.measured[platform, tuple(x_shape), tuple(w_shape), dtype] = method
-    except (OSError, ValueError, TypeError) as error:
-        if isinstance(error, InputError):
-            raise
+        rows = json.loads(pathlib.Path(path).read_text())
+    except (OSError, ValueError, RecursionError) as error:
         raise InputError(f"tuning file {path} cannot be read: {error}") from error
+    if not isinstance(rows, list) or not all(map(_is_choice, rows)):
+        raise InputError(
+            f"tuning file {path} cannot be read: it is no list of [platform, x shape, w shape, "
+            "dtype, method]: write it with save_tuning"
+        )
+    for platform, x_shape, w_shape, dtype, method in rows:
+        auto.measured[platform, tuple(x_shape), tuple(w_shape), dtype] = method
+
+
+def _is_choice(row) -> bool:
+    """Whether a value from JSON is a row that `save_tuning` writes."""
+    if not isinstance(row, list) or len(row) != 5 or row[4] not in METHODS:
+        return False
+    shapes = all(isinstance(s, list) and all(type(n) is int for n in s) for s in row[1:3])
+    return shapes and all(isinstance(name, str) for name in (row[0], row[3]))

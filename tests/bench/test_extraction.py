@@ -98,6 +98,7 @@ def test_the_limit_is_that_of_the_scarcer_rate():
     [
         (Options(sizes=((0, 8, 4),)), "give positive numbers"),
         (Options(methods=("magic",)), "unknown method 'magic'"),
+        (Options(repeats=0), "repeats=0: choose at least 1"),
         (Options(dtype="int8"), "unknown dtype 'int8'"),
     ],
 )

@@ -6,7 +6,7 @@ import json
 import pytest
 
 from jax_extractor.bench.results import check_writable, write_json
-from jax_extractor.errors import InputError
+from jax_extractor.errors import InputError, UsageError
 
 
 def test_content_is_written_to_a_folder_that_is_made(tmp_path):
@@ -30,3 +30,12 @@ def test_a_plot_needs_matplotlib(tmp_path, monkeypatch):
     with pytest.raises(InputError, match="plot needs matplotlib: pip install"):
         check_writable(None, tmp_path / "bench.png")
     assert not (tmp_path / "bench.png").exists()
+
+
+def test_two_files_of_known_kinds(tmp_path):
+    for rows, plot, message in (
+        (None, tmp_path / "bench.zap", "name a file that ends in .png"),
+        (tmp_path / "bench.png", tmp_path / "bench.png", "are the same file"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            check_writable(rows, plot)

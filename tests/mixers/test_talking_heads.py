@@ -263,7 +263,7 @@ class TestCrossModal:
         ({"heads": 0}, "heads=0: choose at least 1"),
         ({"key_heads": 2, "heads": 3, "mix_logits": False}, "key_heads=2 and heads=3"),
         ({"value_heads": 2, "heads": 3, "mix_weights": False}, "heads=3 and value_heads=2"),
-        ({"num_heads": 7}, "key_heads=7 share features=6: choose fewer heads or set key_width"),
+        ({"num_heads": 7}, "key_heads=7 share features=6: choose fewer heads or more features"),
         ({"num_heads": 2, "mixing_init": "zero"}, "unknown mixing_init 'zero'"),
         ({"num_heads": 2, "rotary": True, "key_width": 3}, "choose an even width"),
         ({"num_heads": 2, "position_bias": True}, "max_length=None"),

@@ -214,6 +214,24 @@ def test_runs_in_a_while_loop():
     assert_close(ys, reference(x, w, None, np.ones(50, bool)), 3e-6)
 
 
+@pytest.mark.parametrize("form", [(40, 3, 2), (40, 3), (5, 3, 2)])
+def test_an_empty_batch_streams(form):
+    plan = plan_stream(jnp.ones(form), scale="rsqrt")
+    state = init_stream(plan, (0,))
+    y, state = stream_prefill(plan, state, jnp.ones((0, 7, 3)))
+    assert y.shape == (0, 7, form[-1])
+    y, _ = stream_step(plan, state, jnp.ones((0, 3)))
+    assert y.shape == (0, form[-1])
+
+
+def test_a_state_of_another_plan_is_refused():
+    state = init_stream(plan_stream(jnp.ones((4, 3, 2)), scale="rsqrt"), (2,))
+    for shape, scale in (((8, 3, 2), "rsqrt"), ((4, 3, 2), None), ((40, 3, 2), "rsqrt")):
+        plan = plan_stream(jnp.ones(shape), scale=scale)
+        with pytest.raises(UsageError, match=r"not of this .*make it with init_stream"):
+            stream_step(plan, state, jnp.ones((2, 3)))
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [

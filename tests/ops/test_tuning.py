@@ -72,6 +72,17 @@ def test_bad_files_and_methods_are_refused(tmp_path):
     broken.write_text("[[1]]")
     with pytest.raises(InputError, match="cannot be read"):
         load_tuning(broken)
-    broken.write_text(json.dumps([["cpu", [1, 2, 3], [2, 3], "float32", "magic"]]))
-    with pytest.raises(UsageError, match="unknown method 'magic'"):
-        load_tuning(broken)
+    good = ["cpu", [1, 2, 3], [2, 3], "float32", "scan"]
+    bad = [{}, [good, good[:4]], [good, [*good[:4], "magic"]], [["cpu", "abc", *good[2:]]]]
+    before = dict(auto.measured)
+    for content in bad:
+        broken.write_text(json.dumps(content))
+        with pytest.raises(InputError, match=r"broken\.json cannot be read"):
+            load_tuning(broken)
+    assert auto.measured == before
+    with pytest.raises(InputError, match="cannot write"):
+        save_tuning(tmp_path)
+    with pytest.raises(UsageError, match="repeats=0"):
+        tune((2, 8, 3), (8, 3, 3), repeats=0)
+    with pytest.raises(UsageError, match="dtype=int32"):
+        tune((2, 8, 3), (8, 3, 3), dtype=jnp.int32)
