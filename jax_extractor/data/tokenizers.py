@@ -213,7 +213,9 @@ def load_tokenizer(path) -> Tokenizer:
             raise unknown_name("tokenizer", saved["kind"], TOKENIZERS)
         return TOKENIZERS[saved["kind"]]._from_state(saved["state"])
     except FileNotFoundError:
-        raise InputError(f"no tokenizer at {path}: the run directory is incomplete") from None
+        raise InputError(
+            f"no tokenizer at {path}: run the same train command again to write it anew"
+        ) from None
     except InputError:
         raise
     except Exception as error:  # the library raises nothing narrower

@@ -41,6 +41,9 @@ class OptimizerConfig:
         for name in ("learning_rate", "weight_decay", "clip_norm", "warmup_steps"):
             if not getattr(self, name) >= 0:
                 raise UsageError(f"optimizer.{name}={getattr(self, name)}: choose 0 or more")
+        for name in ("learning_rate", "weight_decay"):
+            if getattr(self, name) == float("inf"):
+                raise UsageError(f"optimizer.{name}=inf: choose a finite number, 0 or more")
         for name in ("b1", "b2"):
             if not 0 <= getattr(self, name) < 1:
                 raise UsageError(

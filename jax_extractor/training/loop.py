@@ -68,6 +68,8 @@ def _train(config: Config, run_dir: Path) -> TrainState:
             state = placement.create()
         else:
             check_same_text(checkpoints.metadata(start)["text"], dataset)
+            if not (run_dir / "tokenizer.json").exists():
+                dataset.tokenizer.save(run_dir / "tokenizer.json")
             state = checkpoints.restore(start, placement.like)
             if start >= config.train.steps:
                 return state

@@ -99,6 +99,11 @@ def _check_claim(directory: Path, config: Config) -> None:
     path = directory / "config.json"
     if directory.exists() and not directory.is_dir():
         raise InputError(f"--run-dir {directory} is a file: name a directory")
+    if not path.exists() and _has_checkpoints(directory):
+        raise InputError(
+            f"--run-dir {directory} has checkpoints but no config.json: restore it, or choose "
+            "another --run-dir"
+        )
     if path.exists() and _has_begun(directory):
         differing = differences(read_config(directory), to_dict(config))
         if differing:
@@ -106,6 +111,11 @@ def _check_claim(directory: Path, config: Config) -> None:
                 f"--run-dir {directory} holds a run of another configuration "
                 f"({'; '.join(differing)}): choose another directory, or the same fields"
             )
+
+
+def _has_checkpoints(directory: Path) -> bool:
+    folder = directory / "checkpoints"
+    return folder.is_dir() and any(path.name.isdigit() for path in folder.iterdir())
 
 
 def _has_begun(directory: Path) -> bool:
@@ -131,13 +141,25 @@ def read_config(directory: Path) -> dict:
     return values
 
 
+def _stored_config(directory: Path) -> Config:
+    """The checked configuration of a run; InputError naming the file where it does not fit."""
+    values = read_config(directory)
+    try:
+        config = from_dict(Config, values)
+        config.check()
+    except InputError as error:
+        path = directory / "config.json"
+        raise InputError(f"{path}: {error}: restore it or train anew") from error
+    return config
+
+
 def open_run(directory: Path, step: int | None = None) -> Run:
     """The model of a run directory, at its latest checkpoint or at that of `step`.
 
     Raises InputError where there is no run, no checkpoint, or a damaged one.
     """
     directory = Path(directory)
-    config = from_dict(Config, read_config(directory))
+    config = _stored_config(directory)
     with Checkpoints(directory / "checkpoints") as checkpoints:
         saved = checkpoints.metadata(step)
         step = saved["step"]

@@ -60,6 +60,9 @@ def test_a_step_that_was_not_saved(trained):
         ("[1]", "no JSON object"),
         ('{"train": {"stpes": 1}}', "the field 'stpes', unknown to this version"),
         ('{"train": [1]}', "where TrainConfig should be"),
+        ('{"train": {"stpes": 1}}', "config.json: .*: restore it or train anew"),
+        ('{"train": {"steps": "x"}}', "config.json: train.steps='x' is a str.*: restore it"),
+        ('{"model": {"features": -1}}', "config.json: .*features=-1.*: restore it"),
     ],
 )
 def test_a_damaged_configuration(text, told, copy):
@@ -77,10 +80,18 @@ def test_a_damaged_checkpoint(copy, array_files):
     assert open_run(copy, 8).step == 8
 
 
-def test_a_missing_tokenizer(copy):
+def test_a_missing_tokenizer_is_written_anew(copy, tiny):
     (copy / "tokenizer.json").unlink()
-    with pytest.raises(InputError, match="no tokenizer at"):
+    with pytest.raises(InputError, match="no tokenizer at .*: run the same train command again"):
         open_run(copy)
+    train(tiny, copy)
+    assert open_run(copy).tokenizer.vocab_size == 256
+
+
+def test_checkpoints_without_a_configuration_are_not_continued(copy, tiny):
+    (copy / "config.json").unlink()
+    with pytest.raises(InputError, match="has checkpoints but no config.json: restore it, or"):
+        train(tiny, copy)
 
 
 def test_a_configuration_of_other_sizes(copy):
