@@ -131,6 +131,8 @@ def test_more_wrong_values():
         ("train.seed", 2**31, "2147483648"),
         ("train.accumulate", 3, "train.batch_size=16 is not divisible"),
         ("optimizer.multipliers", (("kernel", -1.0),), "-1.0"),
+        ("optimizer.learning_rate", float("inf"), "learning_rate=inf: choose a finite"),
+        ("optimizer.weight_decay", float("inf"), "weight_decay=inf: choose a finite"),
         ("optimizer.multipliers", (("kernel", 1.0, 2.0),), "multipliers"),
     ]:
         with pytest.raises(UsageError, match=told):
