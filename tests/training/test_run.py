@@ -81,7 +81,7 @@ def test_a_damaged_checkpoint(copy, array_files):
 
 def test_a_missing_tokenizer_is_written_anew(copy, tiny):
     (copy / "tokenizer.json").unlink()
-    with pytest.raises(InputError, match="no tokenizer at .*: run the same train command again"):
+    with pytest.raises(InputError, match=r"no tokenizer at .*: run the same train command again"):
         open_run(copy)
     train(tiny, copy)
     assert open_run(copy).tokenizer.vocab_size == 256
@@ -89,7 +89,7 @@ def test_a_missing_tokenizer_is_written_anew(copy, tiny):
 
 def test_checkpoints_without_a_configuration_are_not_continued(copy, tiny):
     (copy / "config.json").unlink()
-    with pytest.raises(InputError, match="has checkpoints but no config.json: restore it, or"):
+    with pytest.raises(InputError, match=r"has checkpoints but no config\.json: restore it, or"):
         train(tiny, copy)
 
 
