@@ -116,6 +116,8 @@ def _rows(path: Path) -> list[tuple[str, dict[str, Any]]]:
         try:
             row = json.loads(line)
             row["step"] + 0
+            if not all(value is None or isinstance(value, int | float) for value in row.values()):
+                raise TypeError(row)
         except (ValueError, TypeError, KeyError) as error:
             raise InputError(
                 f"{path} line {number} is not a row of metrics: remove that line"

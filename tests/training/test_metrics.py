@@ -157,7 +157,19 @@ def test_reading_what_is_not_there(tmp_path):
         read_metrics(tmp_path / "none")
 
 
-@pytest.mark.parametrize("line", ["text", "[1]", '{"loss": 1.0}', '{"step": "1"}', "1", ""])
+@pytest.mark.parametrize(
+    "line",
+    [
+        "text",
+        "[1]",
+        '{"loss": 1.0}',
+        '{"step": "1"}',
+        "1",
+        "",
+        '{"step": 1, "loss": "x"}',
+        '{"step": 1, "val_loss": [2.0]}',
+    ],
+)
 def test_a_line_that_is_no_row(tmp_path, line):
     row = json.dumps({"step": 1, "loss": 1.0})
     (tmp_path / "metrics.jsonl").write_text(f"{row}\n{line}\n{row}\n")
