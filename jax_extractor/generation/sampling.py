@@ -13,13 +13,16 @@ import jax.numpy as jnp
 from jax_extractor.errors import UsageError
 from jax_extractor.shapes import Array, Bool, Float, Int, Key
 
+#: Logits divided by less overflow; dividing by as little takes the most probable token anyway.
+SMALLEST_TEMPERATURE = 1e-30
+
 
 @dataclass(frozen=True)
 class SamplingConfig:
     """How tokens are drawn. The defaults draw from the model's distribution as it is."""
 
     temperature: float = 1.0
-    """Logits are divided by it; 0 takes the most probable token (greedy)."""
+    """Logits are divided by it; 0, or less than 1e-30, takes the most probable token (greedy)."""
     top_k: int = 0
     """Draw among the k most probable tokens; 0: among all."""
     top_p: float = 1.0
@@ -28,6 +31,11 @@ class SamplingConfig:
     """Draw among tokens with at least this share of the most probable one's probability."""
     repetition_penalty: float = 1.0
     """How much less likely a token of the prompt or text so far becomes; 1: no penalty."""
+
+    @property
+    def greedy(self) -> bool:
+        """Whether the most probable token is taken and nothing drawn."""
+        return self.temperature < SMALLEST_TEMPERATURE
 
     def check(self) -> None:
         """Raises UsageError naming the first field that does not fit."""
@@ -41,7 +49,7 @@ class SamplingConfig:
             raise UsageError(f"min_p={self.min_p}: choose from 0 (all tokens) to 1")
         if not 0 < self.repetition_penalty < float("inf"):
             raise UsageError(
-                f"repetition_penalty={self.repetition_penalty}: choose 1 (none) or more"
+                f"repetition_penalty={self.repetition_penalty}: choose above 0 (1: no penalty)"
             )
 
 
@@ -88,7 +96,7 @@ def modify(
     """The logits that are drawn from: every step that the configuration asks for."""
     if config.repetition_penalty != 1:
         logits = penalize_repetition(logits, seen, config.repetition_penalty)
-    if config.temperature == 0:
+    if config.greedy:
         return logits  # the argmax is the same with and without the steps below
     logits = logits / config.temperature
     if config.top_k:
@@ -123,7 +131,7 @@ def sample(
     no penalty, nothing cut off.
     """
     modified = modify(logits, config, seen)
-    if config.temperature > 0:
+    if not config.greedy:
         now = jax.vmap(jax.random.fold_in, (0, None))(keys, position)
         modified += jax.vmap(lambda key: jax.random.gumbel(key, logits.shape[1:], logits.dtype))(
             now

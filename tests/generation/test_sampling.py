@@ -137,6 +137,14 @@ def test_a_row_depends_on_seed_sample_and_position_only():
     )
 
 
+@pytest.mark.parametrize("temperature", [1e-300, 1e-45, 1e-38, 1e-31, 1e-30, 1e-29])
+def test_a_tiny_temperature_is_greedy(temperature):
+    tokens, log_probabilities = draw(LOGITS, SamplingConfig(temperature=temperature, top_p=0.9))
+    greedy, expected = draw(LOGITS, SamplingConfig(temperature=0.0, top_p=0.9))
+    np.testing.assert_array_equal(tokens, greedy)
+    np.testing.assert_array_equal(log_probabilities, expected)
+
+
 def test_what_is_cut_off_is_never_drawn():
     config = SamplingConfig(temperature=5.0, top_k=3)
     drawn = {int(t) for s in range(30) for t in draw(LOGITS[:1], config, seed=s)[0]}
