@@ -5,7 +5,7 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from jax_extractor.errors import InputError
+from jax_extractor.errors import InputError, UsageError
 from jax_extractor.shapes import PyTree
 
 
@@ -28,12 +28,26 @@ def mixing_matrices(params: PyTree) -> dict[str, np.ndarray]:
     return found
 
 
+def check_picture(path: Path) -> None:
+    """Raises UsageError or InputError unless a picture can lie there: .png or .svg, in a folder."""
+    if path.suffix.lower() not in (".png", ".svg"):
+        raise UsageError(f"picture {path} is neither .png nor .svg: name a file that ends so")
+    if path.is_dir():
+        raise InputError(f"picture {path} is a folder: name a file in it")
+    if not path.parent.is_dir():
+        raise InputError(
+            f"picture {path} lies in no folder: make {path.parent}, or name a folder that exists"
+        )
+
+
 def plot_mixings(params: PyTree, path: Path) -> dict[str, np.ndarray]:
     """Draws `mixing_matrices` as one picture, red for positive and blue for negative, and returns them.
 
     Raises:
+        UsageError: a file that is neither .png nor .svg.
         InputError: the model has no mixings, matplotlib is missing, or the file cannot be written.
     """
+    check_picture(path)
     matrices = mixing_matrices(params)
     if not matrices:
         raise InputError(
@@ -59,5 +73,7 @@ def plot_mixings(params: PyTree, path: Path) -> dict[str, np.ndarray]:
     try:
         figure.savefig(path)
     except (OSError, ValueError) as error:
-        raise InputError(f"cannot draw {path} ({error}): name a .png or .svg file") from error
+        raise InputError(
+            f"cannot draw {path} ({error}): name a file that can be written"
+        ) from error
     return matrices

@@ -27,9 +27,10 @@ def run(arguments: list[str]) -> None:
     # Only now, so that bad usage is told at once: this brings jax, which takes seconds.
     import numpy as np
 
-    from jax_extractor.analysis.mixing import plot_mixings
+    from jax_extractor.analysis.mixing import check_picture, plot_mixings
     from jax_extractor.training.run import open_run
 
+    check_picture(chosen.out)
     for name, matrix in plot_mixings(
         open_run(chosen.run_dir, chosen.step).params, chosen.out
     ).items():

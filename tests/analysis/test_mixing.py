@@ -49,10 +49,13 @@ def test_draws_a_picture(tmp_path):
     ("mixer", "file", "words"),
     [
         ("ishe", "a.png", "the model has no head mixings"),
-        ("talking_heads", "missing/a.png", "cannot draw"),
-        ("talking_heads", "a.what", "cannot draw"),
+        ("talking_heads", "missing/a.png", "lies in no folder: make .*missing, or"),
+        ("talking_heads", "a.what", "is neither .png nor .svg: name a file that ends so"),
+        ("talking_heads", "a", "is neither .png nor .svg"),
+        ("talking_heads", "folder.svg", "is a folder: name a file in it"),
     ],
 )
 def test_refuses(mixer, file, words, tmp_path):
+    (tmp_path / "folder.svg").mkdir()
     with pytest.raises(InputError, match=words):
         plot_mixings(parameters(mixer=mixer), tmp_path / file)
