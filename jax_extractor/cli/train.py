@@ -1,5 +1,6 @@
 """jax-extractor train EXPERIMENT --run-dir DIR [--model.mixer NAME …]"""
 
+import itertools
 import sys
 from pathlib import Path
 
@@ -29,6 +30,8 @@ def _experiment(arguments: list[str]) -> Path:
         raise UsageError(
             "train needs an experiment first: jax-extractor train experiments/demo.py --run-dir DIR"
         )
+    if "--run-dir=" in arguments or ("--run-dir", "") in itertools.pairwise(arguments):
+        raise UsageError("--run-dir '' is empty: name a directory, such as runs/demo")
     path = Path(arguments[0])
     if not path.is_file():
         raise InputError(f"experiment {path} is not a file: name one, such as experiments/demo.py")
