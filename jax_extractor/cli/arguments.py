@@ -39,6 +39,9 @@ def parse(cls: type[T], arguments: list[str], *, prog: str, default: Any = None)
             sys.stderr.write(said.getvalue())
             raise
         line = _one_line(said.getvalue())
+        if re.fullmatch("Unrecognized options: (True|False|true|false)", line):
+            value = line.split()[-1]
+            line = f"{value} stands alone: a field is set with --NAME and unset with --no-NAME"
         if "Unrecognized options" in line and "Perhaps you meant" not in line:
             line = f"{line}: jax-extractor {prog} --help lists the known ones"
         raise UsageError(line) from None
@@ -51,5 +54,8 @@ def _one_line(box: str) -> str:
     words = re.split(r"For full helptext|Argument helptext", words)[0]
     line = " ".join(words.split())
     for python, plain in NUMBERS.items():
-        line = re.sub(rf"Error parsing (\S+): {python}: (.*)", rf"\1 \2 is not {plain}", line)
+        union = "(?:no type matching .*)?"  # what may also be None
+        line = re.sub(
+            rf"Error parsing (\S+): {union}{python}: (.*)", rf"\1 \2 is not {plain}", line
+        )
     return line

@@ -29,20 +29,24 @@ class Outer:
     """A kind."""
     size: int | None = None
     """A size."""
+    near: float | None = None
+    """A distance."""
+    loud: bool = False
+    """Whether it is loud."""
     inner: Inner = field(default_factory=Inner)
 
 
 def test_fields_are_read():
     flags = ["--name", "a", "--kind", "far", "--size", "3"]
     flags += ["--inner.rate", "1e-3", "--inner.pairs", "x", "1", "y", "2.5"]
-    expected = Outer("a", "far", 3, Inner(1e-3, (("x", 1.0), ("y", 2.5))))
+    expected = Outer("a", "far", 3, inner=Inner(1e-3, (("x", 1.0), ("y", 2.5))))
     assert parse(Outer, flags, prog="test") == expected
 
 
 def test_a_default_is_kept_where_nothing_is_said():
     default = Outer("b", size=4, inner=Inner(0.1))
     assert parse(Outer, ["--kind", "far"], prog="test", default=default) == Outer(
-        "b", "far", 4, Inner(0.1)
+        "b", "far", 4, inner=Inner(0.1)
     )
 
 
@@ -50,7 +54,12 @@ def test_a_default_is_kept_where_nothing_is_said():
     "flags, words",
     [
         (["--name", "a", "--kind", "middle"], ["kind", "middle", "near", "far"]),
-        (["--name", "a", "--size", "three"], ["size", "three"]),
+        (
+            ["--name", "a", "--size", "three"],
+            ["--size 'three' is not a whole number: give one, such"],
+        ),
+        (["--name", "a", "--near", "x"], ["--near 'x' is not a number: give one, such as 0.01"]),
+        (["--name", "a", "--loud", "False"], ["False stands alone: a field is set", "--no-NAME"]),
         (["--name", "a", "--inner.rate", "x y"], ["--inner.rate 'x y' is not a number: give one"]),
         (["--name", "a", "--inner.rat", "1"], ["--inner.rat", "--inner.rate"]),
         (["--name"], ["--name"]),

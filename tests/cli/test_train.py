@@ -195,6 +195,11 @@ def test_bad_usage(flags, words, experiment, tmp_path, refused):
     assert not (tmp_path / "run" / "config.json").exists()
 
 
+@pytest.mark.parametrize("flags", [["--run-dir", ""], ["--run-dir="]])
+def test_an_empty_run_directory(flags, experiment, refused):
+    assert "--run-dir '' is empty: name a directory" in refused(2, "train", experiment, *flags)
+
+
 def test_text_that_does_not_work(experiment, tmp_path, refused):
     def line(data: bytes | None):
         path = tmp_path / "bad.txt"
