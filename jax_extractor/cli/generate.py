@@ -1,5 +1,6 @@
 """jax-extractor generate RUN --prompt TEXT --max-tokens N [--temperature T …]"""
 
+import codecs
 import dataclasses
 import io
 import json
@@ -40,9 +41,11 @@ class Arguments:
 def run(arguments: list[str]) -> None:
     """Prints each prompt and, as it is made, its text."""
     chosen = parse(Arguments, arguments, prog="generate")
-    chosen.generation.check()
     for stop in chosen.generation.stop:
+        if not stop:
+            raise UsageError("--stop '' is empty: give the text to stop before, or leave it out")
         check_text("--stop", stop)
+    chosen.generation.check()
     prompts = read_prompts(chosen)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(encoding="utf-8")  # what a model writes is UTF-8 in any locale
@@ -66,9 +69,13 @@ def read_prompts(chosen: Arguments) -> list[str]:
             data = sys.stdin.buffer.read()
         else:
             data = Path(chosen.prompts_file).read_bytes()
+        data = data.removeprefix(codecs.BOM_UTF8)
         text = data.decode("utf-8")
     except OSError as error:
-        raise InputError(f"--prompts-file {name} cannot be read: {error.strerror}") from error
+        raise InputError(
+            f"--prompts-file {name} cannot be read ({error.strerror}): name a text file of "
+            "prompts, or - for standard input"
+        ) from error
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
         raise InputError(

@@ -151,14 +151,25 @@ def stream(
     until its stop string, end token or max_tokens; wrong fields and prompts show before any text.
 
     Raises:
-        UsageError: a field that does not fit, or no prompt.
+        UsageError: a field that does not fit, no prompt, or a string in place of a list of them.
         InputError: a prompt that the tokenizer has no token for.
     """
     config.check()
-    if not prompts:
-        raise UsageError("prompts is empty: give at least one, which may be an empty string")
+    _check_prompts(prompts)
+    vocabulary = run.tokenizer.vocab_size
+    if config.end_token is not None and config.end_token >= vocabulary:
+        raise UsageError(
+            f"end_token={config.end_token}: choose from 0 to {vocabulary - 1} (vocabulary)"
+        )
     encoded = [encode_prompt(run.tokenizer, prompt) for prompt in prompts]
     return _stream(run, prompts, encoded, config, decoder or make_decoder(run.model))
+
+
+def _check_prompts(prompts: Sequence[str]) -> None:
+    if isinstance(prompts, str):
+        raise UsageError(f"prompts={prompts!r} is one string: give a list of them, [{prompts!r}]")
+    if not prompts:
+        raise UsageError("prompts is empty: give at least one, which may be an empty string")
 
 
 def _stream(

@@ -112,7 +112,7 @@ def test_a_process_writes_utf8_and_refuses_bytes_that_are_not(tiny_run):
         (["--max-tokens", "0"], "max_tokens=0: choose at least 1"),
         (["--samples", "0"], "samples=0: choose at least 1"),
         (["--seed", "-1"], "seed=-1: choose from 0 to"),
-        (["--stop", ""], "none of them empty"),
+        (["--stop", ""], "--stop '' is empty: give the text to stop before"),
         (["--max-tokens", "many"], "--max-tokens"),
         (["--unknown", "1"], "--unknown"),
         (["--prompt", "a", "--prompts-file", "b"], "exclude each other"),
@@ -135,8 +135,9 @@ def test_a_missing_run_or_checkpoint_is_one_line(tiny_run, capsys, tmp_path):
 def test_bad_prompt_files_are_named(capsys, tmp_path):
     file = tmp_path / "prompts.txt"
     for data, message in (
-        (None, "cannot be read: No such file"),
+        (None, "cannot be read (No such file or directory): name a text file"),
         (b"", "is empty: give one prompt a line"),
+        (b"\xef\xbb\xbf", "is empty: give one prompt a line"),
         (b"fine\nb\xe9d\n", "is not UTF-8 (byte 0xe9 in line 2)"),
     ):
         if data is not None:

@@ -217,3 +217,14 @@ def test_other_bad_input_is_refused_before_any_text(writer):
         write([])
     with pytest.raises(InputError, match="outside the bytes vocabulary"):
         write(["fine", "\ud800"])
+
+
+def test_a_string_is_no_list_of_prompts(writer):
+    with pytest.raises(UsageError, match=r"prompts='abc' is one string: give a list of them"):
+        generate(writer, "abc")
+
+
+def test_an_end_token_lies_in_the_vocabulary(writer):
+    size = writer.tokenizer.vocab_size
+    with pytest.raises(UsageError, match=f"end_token={size}: choose from 0 to {size - 1}"):
+        generate(writer, ["a"], GenerationConfig(end_token=size))
