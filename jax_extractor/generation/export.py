@@ -35,6 +35,8 @@ from jax_extractor.models import LanguageModel
 from jax_extractor.shapes import PyTree
 
 PLATFORMS = ("cpu", "cuda", "tpu")
+#: The tokens of a prompt where nothing is said.
+PROMPT_WIDTH = 64
 
 
 @dataclass(frozen=True)
@@ -43,8 +45,9 @@ class ExportConfig:
 
     batch_size: int = 1
     """B, the texts made at a time."""
-    prompt_width: int = 64
-    """P, the tokens of a prompt: shorter ones are padded on the left, of longer ones the last P."""
+    prompt_width: int | None = None
+    """P, the tokens of a prompt: shorter ones are padded on the left, of longer ones the last P;
+    if none is given, 64, or as many as the model has positions where these are fewer."""
     tokens_per_call: int = CHUNK
     """N, the tokens of each text that one call makes."""
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
@@ -53,9 +56,21 @@ class ExportConfig:
     def check(self) -> None:
         """Raises UsageError naming the first field that does not fit."""
         for name in ("batch_size", "prompt_width", "tokens_per_call"):
-            if getattr(self, name) < 1:
-                raise UsageError(f"{name}={getattr(self, name)}: choose at least 1")
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise UsageError(f"{name}={value}: choose at least 1")
         self.sampling.check()
+
+
+def width_of_prompts(model: LanguageModel, config: ExportConfig) -> int:
+    """P; UsageError where it is more than the model has positions."""
+    wanted = config.prompt_width or PROMPT_WIDTH
+    most = make_decoder(model).prompt_width(wanted)
+    if config.prompt_width is not None and most < wanted:
+        raise UsageError(
+            f"prompt_width={wanted}: the model has {most} positions; choose at most {most}"
+        )
+    return min(most, wanted)
 
 
 def export_functions(
@@ -72,12 +87,6 @@ def export_functions(
     """
     config.check()
     decoder = make_decoder(model)
-    most = decoder.prompt_width(config.prompt_width)
-    if most < config.prompt_width:
-        raise UsageError(
-            f"prompt_width={config.prompt_width}: the model has {most} positions; choose at most "
-            f"{most}"
-        )
     params_tree = jax.tree.structure(params)
     weights_tree = jax.tree.structure(jax.eval_shape(decoder.prepare, params))
 
@@ -94,7 +103,7 @@ def export_functions(
 
     parameters = shapes(tuple(jax.tree.leaves(params)))
     weights = jax.eval_shape(flat_prepare, parameters)
-    wide = (config.batch_size, config.prompt_width)
+    wide = (config.batch_size, width_of_prompts(model, config))
     prompts = (
         jax.ShapeDtypeStruct(wide, jnp.int32),
         jax.ShapeDtypeStruct(wide, jnp.bool_),
@@ -139,7 +148,10 @@ def export_model(run: Writer, out: Path, config: ExportConfig = ExportConfig()) 
         wrong = "is a folder" if out.is_dir() else f"lies in no folder ({out.parent} is none)"
         raise InputError(f"--out {out} {wrong}: name a file in a folder that exists")
     functions = export_functions(run.model, run.params, config)
-    settings = dataclasses.asdict(config) | {"vocab_size": run.tokenizer.vocab_size}
+    settings = dataclasses.asdict(config) | {
+        "prompt_width": width_of_prompts(run.model, config),
+        "vocab_size": run.tokenizer.vocab_size,
+    }
     members: dict[str, bytes | str] = {
         "README.md": README,
         "settings.json": json.dumps(settings, indent=2) + "\n",

@@ -11,7 +11,13 @@ import pytest
 from jax_extractor.cli import main
 from jax_extractor.errors import InputError, UsageError
 from jax_extractor.generation import GenerationConfig, SamplingConfig, generate
-from jax_extractor.generation.export import PLATFORMS, ExportConfig, export_functions, export_model
+from jax_extractor.generation.export import (
+    PLATFORMS,
+    ExportConfig,
+    export_functions,
+    export_model,
+    width_of_prompts,
+)
 from jax_extractor.training import open_run
 
 #: A None in sys.modules makes every import of that name fail.
@@ -99,6 +105,7 @@ def test_the_same_model_gives_the_same_parameters_and_settings(attention_writer,
 def test_more_prompt_than_positions_is_refused(attention_writer, tmp_path):
     with pytest.raises(UsageError, match="prompt_width=5: the model has 4 positions"):
         export_model(attention_writer, tmp_path / "a", ExportConfig(prompt_width=5))
+    assert width_of_prompts(attention_writer.model, ExportConfig()) == 4
     assert list(tmp_path.iterdir()) == []
 
 
