@@ -39,7 +39,8 @@ def run(arguments: list[str]) -> None:
     chosen = parse(Arguments, arguments, prog="compare")
     if not chosen.runs:
         raise UsageError("compare needs run directories: jax-extractor compare RUN RUN …")
-    print("\n".join(table([read_outcome(path) for path in chosen.runs])))
+    runs = {path.resolve(): path for path in chosen.runs}  # a run named twice counts once
+    print("\n".join(table([read_outcome(path) for path in runs.values()])))
 
 
 def read_outcome(directory: Path) -> Outcome:

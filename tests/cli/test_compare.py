@@ -21,6 +21,7 @@ def test_groups_seeds_and_sorts(tmp_path, capsys):
         write_run(tmp_path / "a", 2.0, mixer="mha"),
         write_run(tmp_path / "b", 1.0, seed=0),
         write_run(tmp_path / "c", 1.5, seed=1),
+        str(tmp_path / "a" / ".." / "b"),
     ]
     assert main(["compare", *runs]) == 0
     header, best, worst = (line.split() for line in capsys.readouterr().out.splitlines())
