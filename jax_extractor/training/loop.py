@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 
 from jax_extractor.data import Dataset, evaluation_batches, prefetch, prepare, train_batch
 from jax_extractor.errors import InputError
@@ -20,6 +21,7 @@ from jax_extractor.training.optimizer import make_optimizer
 from jax_extractor.training.placement import Placement, make_placement
 from jax_extractor.training.progress import Progress
 from jax_extractor.training.run import check_same_text, describe, sole_trainer
+from jax_extractor.training.sharding import make_mesh
 from jax_extractor.training.step import TrainState, initial_state, train_step
 
 
@@ -40,9 +42,17 @@ def train(config: Config, run_dir: Path) -> TrainState:
         Interrupted: after Ctrl-C or SIGTERM, once the step at hand is done and saved.
     """
     config.check()
+    _check_sizes(config)
     run_dir = Path(run_dir)
     with sole_trainer(run_dir, config):
         return _train(config, run_dir)
+
+
+def _check_sizes(config: Config) -> None:
+    """Refuses what the model or the mesh would refuse, before a long text is read for it."""
+    make_mesh(config.train.model_devices)
+    tokens = jax.ShapeDtypeStruct((1, config.model.max_length), jnp.int32)
+    jax.eval_shape(LanguageModel(config.model, 2).init, jax.random.key(0), tokens)
 
 
 def _train(config: Config, run_dir: Path) -> TrainState:

@@ -196,16 +196,25 @@ def test_a_start_that_trained_nothing_leaves_the_directory_free(tiny, tmp_path, 
 
 def test_a_refused_start_leaves_the_directory_free(trained, tiny, tmp_path):
     for part, fields, told in [
-        ("model", {"mixer": "mha", "num_heads": 3}, "num_heads=3"),
         ("model", {"max_length": 10_000}, "too short"),
         ("data", {"files": (str(tmp_path / "none.txt"),)}, "none.txt"),
         ("optimizer", {"multipliers": (("head", 2.0),)}, "'head' is found in no parameter path"),
-        ("train", {"model_devices": 2}, "model_devices=2 does not divide"),
     ]:
         with pytest.raises(InputError, match=told):
             train(changed(tiny, part, **fields), tmp_path / "run")
     train(tiny, tmp_path / "run")
     assert numbers(tmp_path / "run") == numbers(trained)
+
+
+def test_sizes_that_do_not_fit_are_told_before_the_text_is_read(tiny, tmp_path):
+    for part, fields, told in [
+        ("model", {"mixer": "mha", "num_heads": 3}, "num_heads=3"),
+        ("model", {"mixer": "talking_heads", "num_heads": 32}, "key_heads=32 share features=16"),
+        ("train", {"model_devices": 2}, "model_devices=2 does not divide"),
+    ]:
+        with pytest.raises(UsageError, match=told):
+            train(changed(tiny, part, **fields), tmp_path / "run")
+        assert not (tmp_path / "run").exists()
 
 
 def test_a_run_is_trained_by_one_process(tiny, tmp_path):
