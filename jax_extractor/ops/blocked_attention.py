@@ -9,8 +9,8 @@ peak and denominator), computes each block again, and adds up the gradients of k
 logarithm of both together would be one number, but beside a peak of −1e9, as additive masks make it,
 float32 rounds the denominator's away.
 
-A block holds whole rows on purpose. Square tiles, which stay in a core's cache, were slower by a
-fifth at 1024 and a third at 4096 queries (2-core x86-64 CPU, jax 0.10.2): XLA runs products that
+A block holds whole rows on purpose. Square tiles, which stay in a core's cache, took a tenth longer
+at 1024 and a quarter longer at 4096 queries (2-core x86-64 CPU, jax 0.10.2): XLA runs products that
 small on one core, and rows of the softmax that are cut must be gone over twice, since the second
 mixing adds up heads of different denominators.
 """
