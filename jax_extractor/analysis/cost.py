@@ -24,8 +24,6 @@ scales, and the softmax.
 """
 
 import dataclasses
-import statistics
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import cast
@@ -34,6 +32,12 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from jax_extractor.bench.timing import (
+    Contestant,
+    check_repeats,
+    compile_contestant,
+    interleaved_medians,
+)
 from jax_extractor.errors import UsageError, unknown_name
 from jax_extractor.mixers import MIXERS, Extractor, make_mixer
 from jax_extractor.ops.extraction import choose_method
@@ -171,23 +175,8 @@ def extraction_method(mixer: nn.Module, sizes: Sizes) -> str | None:
     return choose_method((sizes.batch_size, sizes.length, features), w_shape, jnp.float32)
 
 
-@dataclass(frozen=True)
-class Program:
-    """A compiled function with its arguments, and the seconds that its runs took."""
-
-    compiled: jax.stages.Compiled
-    arguments: tuple
-    seconds: list[float]
-
-    def run(self) -> None:
-        """Runs once and notes the time."""
-        begin = time.perf_counter()
-        jax.block_until_ready(self.compiled(*self.arguments))
-        self.seconds.append(time.perf_counter() - begin)
-
-
-def compile_mixer(mixer: nn.Module, sizes: Sizes) -> tuple[Program, Program, int | None]:
-    """(forward, forward+backward, temporary bytes of the latter) on random float32 rows."""
+def compile_mixer(mixer: nn.Module, sizes: Sizes, name: str) -> tuple[Contestant, Contestant]:
+    """(forward, forward+backward) on random float32 rows, ready to run."""
     x_key, init_key = jax.random.split(jax.random.key(0))
     x = jax.random.normal(x_key, (sizes.batch_size, sizes.length, sizes.features), jnp.float32)
     params = jax.jit(mixer.init)(init_key, x)["params"]
@@ -199,12 +188,10 @@ def compile_mixer(mixer: nn.Module, sizes: Sizes) -> tuple[Program, Program, int
         y, pullback = jax.vjp(forward, params, x)
         return y, pullback(y)
 
-    programs = [
-        Program(jax.jit(function).lower(params, x).compile(), (params, x), [])
-        for function in (forward, forward_backward)
-    ]
-    memory = programs[1].compiled.memory_analysis()
-    return programs[0], programs[1], None if memory is None else memory.temp_size_in_bytes
+    return (
+        compile_contestant(f"{name} forward", forward, params, x),
+        compile_contestant(f"{name} both", forward_backward, params, x),
+    )
 
 
 def costs(
@@ -218,8 +205,7 @@ def costs(
     Raises UsageError for an unknown mixer or sizes that do not fit.
     """
     sizes.check()
-    if repeats < 1:
-        raise UsageError(f"repeats={repeats}: choose at least 1")
+    check_repeats(repeats)
     if not mixers:
         raise UsageError(f"mixers is empty: choose some of {', '.join(sorted(MIXERS))}")
     for name in mixers:
@@ -253,25 +239,20 @@ def _formulas(name: str, sizes: Sizes) -> Cost:
 
 
 def _measured(rows: list[Cost], sizes: list[Sizes], repeats: int) -> list[Cost]:
-    compiled = [compile_mixer(build(row.mixer, s), s) for row, s in zip(rows, sizes, strict=True)]
-    for _ in range(1 + repeats):
-        for forward, both, _ in compiled:
-            forward.run()
-            both.run()
-    medians = [
-        [1e3 * statistics.median(program.seconds[1:]) for program in programs[:2]]
-        for programs in compiled
+    compiled = [
+        compile_mixer(build(row.mixer, s), s, str(n))
+        for n, (row, s) in enumerate(zip(rows, sizes, strict=True))
     ]
-    baseline = next(
-        (m[0] for row, m in zip(rows, medians, strict=True) if row.mixer == "mha"), None
-    )
+    seconds = interleaved_medians([c for pair in compiled for c in pair], repeats)
+    times = [tuple(1e3 * seconds[c.name] for c in pair) for pair in compiled]
+    baseline = next((t[0] for row, t in zip(rows, times, strict=True) if row.mixer == "mha"), None)
     return [
         dataclasses.replace(
             row,
             forward_ms=forward,
             forward_backward_ms=both,
             forward_times_mha=None if baseline is None else forward / baseline,
-            temporary_bytes=temporary,
+            temporary_bytes=backward.temporary_bytes,
         )
-        for row, (forward, both), (_, _, temporary) in zip(rows, medians, compiled, strict=True)
+        for row, (forward, both), (_, backward) in zip(rows, times, compiled, strict=True)
     ]
