@@ -3,6 +3,7 @@
 0 done, 1 failed (a file, a disk, a corpus, a run), 2 bad usage (a name, a field, a size).
 """
 
+import contextlib
 import importlib
 import os
 import sys
@@ -29,25 +30,21 @@ USAGE = (
 
 def main(arguments: list[str] | None = None) -> int:
     """Runs one command line; returns the exit status."""
-    arguments = sys.argv[1:] if arguments is None else arguments
-    if not arguments or arguments[0] in ("-h", "--help"):
-        print(USAGE, file=sys.stdout if arguments else sys.stderr)
-        return 0 if arguments else 2
-    name, *rest = arguments
     try:
-        if name not in COMMANDS:
-            raise UsageError(f"unknown command {name!r}: choose one of {', '.join(COMMANDS)}")
-        importlib.import_module(f"jax_extractor.cli.{name}").run(rest)
-        sys.stdout.flush()
+        try:
+            return _run(sys.argv[1:] if arguments is None else arguments)
+        finally:
+            sys.stdout.flush()  # --help leaves by SystemExit, and is flushed as well
     except UsageError as error:
         return _fail(error, 2)
     except InputError as error:
         return _fail(error, 1)
     except BrokenPipeError:
-        # The reader (head, less) has enough; Python must not complain again when it shuts down.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _give_up_output()  # the reader (head, less) has enough
         return 1
     except OSError as error:
+        if error.filename is None:
+            _give_up_output()
         where = error.filename or "standard output"
         return _fail(f"{where}: {error.strerror or error}: make room or choose another place", 1)
     except KeyboardInterrupt:
@@ -60,7 +57,24 @@ def main(arguments: list[str] | None = None) -> int:
             "or raise train.accumulate",
             1,
         )
+
+
+def _run(arguments: list[str]) -> int:
+    """Runs the command that the first argument names, or tells which there are."""
+    if not arguments or arguments[0] in ("-h", "--help"):
+        print(USAGE, file=sys.stdout if arguments else sys.stderr)
+        return 0 if arguments else 2
+    name, *rest = arguments
+    if name not in COMMANDS:
+        raise UsageError(f"unknown command {name!r}: choose one of {', '.join(COMMANDS)}")
+    importlib.import_module(f"jax_extractor.cli.{name}").run(rest)
     return 0
+
+
+def _give_up_output() -> None:
+    """What is still buffered goes nowhere, so that Python does not fail on it again at its end."""
+    with contextlib.suppress(OSError, ValueError):  # no file behind it, as under a test
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _memory_is_full(error: Exception) -> bool:

@@ -103,11 +103,30 @@ def test_help_and_bad_usage_do_not_wait_for_jax():
     assert len([line for line in done.stderr.splitlines() if line.startswith("jax-ext")]) == 5
 
 
-def test_a_reader_that_has_enough():
+@pytest.fixture(params=["1", ""], ids=["unbuffered", "buffered"])
+def environment(request):
+    """Python writes at once, or at its end, where a failure is easily overlooked."""
+    return os.environ | {"PYTHONUNBUFFERED": request.param}
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["evaluate", "--help"]], ids=" ".join)
+def test_a_reader_that_has_enough(arguments, environment):
     """As in `jax-extractor --help | head -1`: nothing is said about the broken pipe."""
     read, write = os.pipe()
     os.close(read)
-    command = [sys.executable, "-m", "jax_extractor", "evaluate", "--help"]
-    done = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, text=True)
+    command = [sys.executable, "-m", "jax_extractor", *arguments]
+    done = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, text=True, env=environment)
     os.close(write)
     assert (done.returncode, done.stderr) == (1, "")
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["evaluate", "--help"]], ids=" ".join)
+def test_an_output_without_room(arguments, environment):
+    command = [sys.executable, "-m", "jax_extractor", *arguments]
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            command, stdout=full, stderr=subprocess.PIPE, text=True, env=environment
+        )
+    told = "jax-extractor: standard output: No space left on device: make room"
+    assert done.returncode == 1
+    assert done.stderr.startswith(told) and done.stderr.count("\n") == 1
