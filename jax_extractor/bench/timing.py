@@ -1,5 +1,6 @@
 """Fair timing of competing programs: compiled first, then run in turns, medians reported."""
 
+import random
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -44,7 +45,8 @@ def check_repeats(repeats: int) -> None:
 def interleaved_medians(contestants: Sequence[Contestant], repeats: int) -> dict[str, float]:
     """Median seconds by name: one run each to warm up, then `repeats` rounds, all in turn.
 
-    A machine that slows down for a while slows all of them, so ratios stay fair.
+    A machine that slows down for a while slows all of them, so ratios stay fair. Every round has an
+    order of its own: after a program with much memory the next one runs slower.
 
     Raises UsageError for repeats below 1.
     """
@@ -52,8 +54,9 @@ def interleaved_medians(contestants: Sequence[Contestant], repeats: int) -> dict
     for c in contestants:
         c.call()
     seconds: dict[str, list[float]] = {c.name: [] for c in contestants}
+    order = random.Random(0)
     for _ in range(repeats):
-        for c in contestants:
+        for c in order.sample(contestants, len(contestants)):
             start = time.perf_counter()
             c.call()
             seconds[c.name].append(time.perf_counter() - start)

@@ -12,6 +12,7 @@ from jax_extractor.ops.attention_core import (
     mixed_weights,
     scores,
     softmax,
+    turn,
     visible,
 )
 from jax_extractor.ops.attention_inputs import (
@@ -195,7 +196,7 @@ def attention_maps(
     offset = sizes.keys - sizes.queries
     reach = offset + jnp.arange(sizes.queries)
     allowed = visible(mask, causal=causal, reach=reach, keys=jnp.arange(sizes.keys))
-    j = scores(inputs.q, inputs.k, inputs.scale)
+    j = scores(turn(inputs.q), inputs.k, inputs.scale)
     logits = hide(mixed_logits(j, inputs.pre, inputs.bias, 0.0, None), allowed)
     weights = softmax(logits)
     maps = AttentionMaps(j, logits, weights, mixed_weights(weights, inputs.post, 0.0, None))

@@ -14,20 +14,20 @@ from jax_extractor.shapes import Array, Float
 
 def attend(inputs: Inputs, mask, *, causal, rates, rng) -> Float[Array, "Hv *B T K"]:
     """The outputs of all queries over all keys, in the accumulator's dtype."""
-    rows, keys = inputs.q.shape[-2], inputs.k.shape[-2]
+    rows, keys = inputs.q.shape[-2], inputs.k.shape[-1]
     allowed = visible(
         mask, causal=causal, reach=keys - rows + jnp.arange(rows), keys=jnp.arange(keys)
     )
-    j = scores(inputs.q, inputs.k, inputs.scale)
+    j = scores(turn(inputs.q), inputs.k, inputs.scale)
     w = softmax(hide(mixed_logits(j, inputs.pre, inputs.bias, rates[0], rng), allowed))
     return weigh(w, inputs.post, inputs.v, rates[1], rng)
 
 
 def scores(
-    q: Float[Array, "Hk *B T K"], k: Float[Array, "Hk *B S K"], scale
+    q_t: Float[Array, "Hk *B K T"], k: Float[Array, "Hk *B K S"], scale
 ) -> Float[Array, "Hk *B T S"]:
     """J = scale · QKᵀ, per key head, accumulated and kept in at least float32."""
-    j = batched_dot(q, k, contract=(-1, -1), dtype=accumulator(q))
+    j = batched_dot(q_t, k, contract=(-2, -2), dtype=accumulator(q_t))
     return j if scale is None else scale * j
 
 
@@ -42,10 +42,10 @@ def mixed_weights(w: Float[Array, "H *B T S"], post: Projection | None, rate, rn
     return dropout(mix_heads(w, post), rate, rng, stage=1)
 
 
-def weigh(w, post: Projection | None, v: Float[Array, "Hv *B S K"], rate, rng):
+def weigh(w, post: Projection | None, v: Float[Array, "Hv *B K S"], rate, rng):
     """O = U·V, per value head, in the accumulator's dtype."""
     u = mixed_weights(w, post, rate, rng)
-    return batched_dot(u.astype(v.dtype), v, contract=(-1, -2), dtype=u.dtype)
+    return batched_dot(u.astype(v.dtype), v, contract=(-1, -1), dtype=u.dtype)
 
 
 def mix_heads(x, projection: Projection | None):
@@ -109,6 +109,11 @@ def dropout(x: Float[Array, "..."], rate: float, rng, *, stage: int) -> Float[Ar
         return x
     keep = jax.random.bernoulli(jax.random.fold_in(rng, stage), 1 - rate, x.shape)
     return jnp.where(keep, x / (1 - rate), 0)
+
+
+def turn(x: Array) -> Array:
+    """x with its last two axes swapped."""
+    return jnp.swapaxes(x, -1, -2)
 
 
 def batched_dot(a, b, *, contract, dtype):

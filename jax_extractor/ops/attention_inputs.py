@@ -1,9 +1,9 @@
 """The border of the attention functions: checked arguments, brought to the head-major layout.
 
 Inside, heads come first and rows (queries or keys) stand on the axis before the last, in every
-array: q (Hk, *B, T, K), k (Hk, *B, S, K), v (Hv, *B, S, K), mask and bias (H|1, *B|1, T|1, S|1).
-So mixing heads is one (H × Hk) product over everything else, and cutting blocks of rows is one
-slice of axis -2.
+array but k and v, which are turned: q (Hk, *B, T, K), k (Hk, *B, K, S), v (Hv, *B, K, S), mask and
+bias (H|1, *B|1, T|1, S|1). So mixing heads is one (H × Hk) product over everything else, and cutting
+blocks of rows is one slice of axis -2.
 """
 
 import numbers
@@ -191,8 +191,8 @@ def head_major(
         q, scale = q * scale, None
     inputs = Inputs(
         q=jnp.moveaxis(q, -2, 0),
-        k=jnp.moveaxis(k, -2, 0),
-        v=jnp.moveaxis(v, -2, 0),
+        k=_turned(k),
+        v=_turned(v),
         scale=scale,
         pre=_projection(pre, dynamic_pre, dtype),
         post=_projection(post, dynamic_post, dtype),
@@ -216,6 +216,11 @@ def accumulator(q: Array):
 def _heads_first(x: Array | None) -> Array | None:
     """(*B, rows, heads, width) -> (heads, *B, rows, width)."""
     return None if x is None else jnp.moveaxis(x, -2, 0)
+
+
+def _turned(x: Array) -> Array:
+    """(*B, S, heads, width) -> (heads, *B, width, S)."""
+    return jnp.moveaxis(x, (-2, -3), (0, -1))
 
 
 def _pairs_first(x: Array | None, rank: int) -> Array | None:

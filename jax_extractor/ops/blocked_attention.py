@@ -4,10 +4,10 @@ Causal rows are cut into a few groups; every group reads the keys up to its last
 its arrays have one static width, and a scan goes over its blocks of queries. The program has two
 small loops a group whatever the length, one forward, one backward, and no array of queries × keys.
 
-The backward pass is a custom VJP: it keeps the inputs and two numbers per row and head (the softmax's
-peak and denominator), computes each block again, and adds up the gradients of keys and values. The
-logarithm of both together would be one number, but beside a peak of −1e9, as additive masks make it,
-float32 rounds the denominator's away.
+The backward pass is a custom VJP: it keeps the inputs and two numbers per row and head (the logits'
+peak and the logarithm of the softmax's denominator), computes each block again, and adds up the
+gradients of keys and values. The sum of both would be one number, but beside a peak of −1e9, as
+additive masks make it, float32 rounds the logarithm away.
 
 A block holds whole rows on purpose. Square tiles, which stay in a core's cache, took a tenth longer
 at 1024 and a quarter longer at 4096 queries (2-core x86-64 CPU, jax 0.10.2): XLA runs products that
@@ -27,6 +27,7 @@ from jax_extractor.ops.attention_core import (
     mixed_logits,
     row_dot,
     scores,
+    turn,
     visible,
     weigh,
 )
@@ -41,8 +42,9 @@ from jax_extractor.ops.blocks import (
     Tiling,
     cut_rows,
     join,
+    join_groups,
+    put_group,
     split_rows,
-    sum_groups,
     take_group,
     tilings,
 )
@@ -103,7 +105,7 @@ def blocked_attend(
     rng: Array | None,
 ) -> Array:
     """`attend`, block by block. Reverse mode only: forward mode needs the plain path."""
-    queries, keys = inputs.q.shape[-2], inputs.k.shape[-2]
+    queries, keys = inputs.q.shape[-2], inputs.k.shape[-1]
     cuts, mask_cut = tilings(inputs, mask, queries, keys)
     plan = Plan(block_size, queries, keys, causal, rates, cuts, mask_cut)
     blocks, mask = cut_rows((inputs, mask), (cuts, mask_cut), block_size, plan.rows)
@@ -118,9 +120,9 @@ def _blocked(plan, inputs, mask, rng):
 
 
 def _forward(plan: Plan, inputs: Inputs, mask, rng):
-    """The outputs, and of every row the logits' peak and 1/Σ exp(l − peak), block by block.
+    """The outputs, and of every row the logits' peak and −log Σ exp(l − peak), block by block.
 
-    1/Σ is 0 in a row that sees nothing.
+    The logarithm is −∞ in a row that sees nothing, whose weights are exp(−∞) = 0.
     """
     cuts, dtype = (plan.cuts, plan.mask_cut), accumulator(inputs.q)
     results = []
@@ -128,17 +130,17 @@ def _forward(plan: Plan, inputs: Inputs, mask, rng):
         by_row, shared = split_rows(take_group((inputs, mask), cuts, group), cuts)
 
         def block(_, row, shared=shared):
-            i, by_row = row
-            x, key, _, logits = _logits(plan, join(by_row, shared), rng, i)
+            i, q_t, by_row = row
+            x, key, _, logits = _logits(plan, q_t, join(by_row, shared), rng, i)
             peak = jnp.max(logits, axis=-1, keepdims=True, initial=jnp.finfo(dtype).min)
             e = jnp.exp(logits - peak)
             total = jnp.sum(e, axis=-1, keepdims=True)
             inverse = jnp.where(total == 0, 0, 1 / jnp.where(total == 0, 1, total))
             o = weigh(e * inverse, x.post, x.v, plan.rates[1], key)
-            return None, (o, (peak, inverse))
+            return None, (o, (peak, jnp.log(inverse)))
 
-        rows = jnp.arange(group.start, group.stop)
-        results.append(lax.scan(block, None, (rows, by_row))[1])
+        rows = (jnp.arange(group.start, group.stop), turn(by_row[0].q), by_row)
+        results.append(lax.scan(block, None, rows)[1])
     return jax.tree.map(lambda *parts: jnp.concatenate(parts), *results)
 
 
@@ -151,43 +153,44 @@ def _backward_rule(plan: Plan, residuals, do):
     """The gradients of the inputs, from the gradient of the outputs."""
     inputs, mask, rng, softmax = residuals
     cuts, dtype = (plan.cuts, plan.mask_cut), accumulator(inputs.q)
-    memory = Tiling(column=-1)  # of the gradients of k and v, which come transposed
-    grad_cuts = Inputs._make((plan.cuts.q, memory, memory, *plan.cuts[3:]))
+    row_cuts, sum_cuts = split_rows(plan.cuts, plan.cuts)
+    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, dtype), inputs)
+    _, sums = split_rows(zeros, plan.cuts)
     parts = []
     for group in plan.groups:
-        taken, taken_mask = take_group((inputs, mask), cuts, group)
-        by_row, shared = split_rows((taken, taken_mask), cuts)
-        zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, dtype), _transpose_memory(taken))
-        _, sums = split_rows(zeros, grad_cuts)
+        by_row, shared = split_rows(take_group((inputs, mask), cuts, group), cuts)
 
         def block(sums, row, shared=shared):
-            i, by_row, do_i, (peak, inverse) = row
-            x, key, s, logits = _logits(plan, join(by_row, shared), rng, i)
-            w = jnp.exp(logits - peak) * inverse
-            dw, dpost, dv_t = weigh_gradients(w, x.post, x.v, plan.rates[1], key, do_i)
+            i, (q_t, do_t), do_i, (peak, log_inverse), by_row = row
+            x, key, s, logits = _logits(plan, q_t, join(by_row, shared), rng, i)
+            w = jnp.exp((logits - peak) + log_inverse)
+            dw, dpost, dv = weigh_gradients(w, x.post, x.v, plan.rates[1], key, do_i, do_t)
             dlogits = w * (dw - row_dot(w, dw))
             ds, dpre, dbias = mixed_logits_gradients(s, x.pre, x.bias, plan.rates[0], key, dlogits)
-            dq, dk_t, dscale = scores_gradients(x.q, x.k, x.scale, ds)
-            grads = Inputs(dq, dk_t, dv_t, dscale, dpre, dpost, dbias)
-            row_grads, others = split_rows(grads, grad_cuts)
+            dq, dk, dscale = scores_gradients(x.q, x.k, x.scale, ds)
+            grads = Inputs(dq, dk, dv, dscale, dpre, dpost, dbias)
+            row_grads, others = split_rows(grads, plan.cuts)
             return jax.tree.map(jnp.add, sums, others), row_grads
 
         mine = slice(group.start, group.stop)
         mine_softmax = jax.tree.map(lambda x, mine=mine: x[mine], softmax)
-        rows = (jnp.arange(group.start, group.stop), by_row, do[mine], mine_softmax)
-        sums, row_grads = lax.scan(block, sums, rows)
-        parts.append(join(row_grads, sums))
-    grads = _transpose_memory(sum_groups(parts, grad_cuts, plan.keys))
+        turned = (turn(by_row[0].q), turn(do[mine]))
+        rows = (jnp.arange(group.start, group.stop), turned, do[mine], mine_softmax, by_row)
+        mine, row_grads = lax.scan(block, take_group(sums, sum_cuts, group), rows)
+        sums = put_group(sums, mine, sum_cuts, group)
+        parts.append(row_grads)
+    row_grads = join_groups(parts, row_cuts, plan.keys)
+    grads = join(row_grads, sums)
     return jax.tree.map(lambda g, x: g.astype(x.dtype), grads, inputs), None, None
 
 
 _blocked.defvjp(_forward_rule, _backward_rule)
 
 
-def _logits(plan: Plan, row, rng, i):
+def _logits(plan: Plan, q_t, row, rng, i):
     """The inputs of the i-th block of queries, its random key, its scores and masked logits."""
     x, mask = row
-    keys = x.k.shape[-2]
+    keys = x.k.shape[-1]
     allowed = visible(
         mask,
         causal=plan.causal,
@@ -195,10 +198,6 @@ def _logits(plan: Plan, row, rng, i):
         keys=jnp.arange(keys),
     )
     key = None if rng is None else jax.random.fold_in(rng, i)
-    s = scores(x.q, x.k, x.scale)
+    s = scores(q_t, x.k, x.scale)
     return x, key, s, hide(mixed_logits(s, x.pre, x.bias, plan.rates[0], key), allowed)
 
-
-def _transpose_memory(x: Inputs) -> Inputs:
-    """k and v as the gradients of a block come: (…, K, S), and back."""
-    return x._replace(k=jnp.swapaxes(x.k, -1, -2), v=jnp.swapaxes(x.v, -1, -2))

@@ -29,7 +29,8 @@ class Group:
 
 def tilings(inputs: Inputs, mask, queries: int, keys: int) -> tuple[Inputs, Tiling | None]:
     """The Tiling of each input and of the mask."""
-    whole, row, column = Tiling(), Tiling(row=-2), Tiling(column=-2)
+    whole, row = Tiling(), Tiling(row=-2)
+    column, memory = Tiling(column=-2), Tiling(column=-1)
 
     def of_projection(p: Projection | None):
         if p is None:
@@ -47,7 +48,7 @@ def tilings(inputs: Inputs, mask, queries: int, keys: int) -> tuple[Inputs, Tili
 
     scale = None if inputs.scale is None else whole
     pre, post = of_projection(inputs.pre), of_projection(inputs.post)
-    fields = (row, column, column, scale, pre, post, of_pairs(inputs.bias))
+    fields = (row, memory, memory, scale, pre, post, of_pairs(inputs.bias))
     return Inputs._make(fields), of_pairs(mask)
 
 
@@ -78,15 +79,26 @@ def take_group(tree, cuts, group: Group):
     return jax.tree.map(take, tree, cuts)
 
 
-def sum_groups(parts: list, cuts, keys: int):
-    """The transposed map of all groups' `take_group`: every key of every block, once."""
+def put_group(tree, part, cuts, group: Group):
+    """The tree of arrays without rows, with a group's columns replaced by those of `part`."""
 
-    def put(tiling: Tiling, *parts: Array) -> Array:
+    def put(x: Array, y: Array, tiling: Tiling) -> Array:
+        if tiling.column is None:
+            return y
+        return jax.lax.dynamic_update_slice_in_dim(x, y, 0, axis=tiling.column + x.ndim)
+
+    return jax.tree.map(put, tree, part, cuts)
+
+
+def join_groups(parts: list, cuts, keys: int):
+    """The arrays with rows of all groups, one after the other; what a group does not read is 0."""
+
+    def concatenate(tiling: Tiling, *parts: Array) -> Array:
         if tiling.column is not None:
             parts = tuple(_widen(x, tiling.column, keys) for x in parts)
-        return sum(parts[1:], parts[0]) if tiling.row is None else jnp.concatenate(parts)
+        return jnp.concatenate(parts)
 
-    return jax.tree.map(put, cuts, *parts)
+    return jax.tree.map(concatenate, cuts, *parts)
 
 
 def _widen(x: Array, axis: int, size: int) -> Array:
