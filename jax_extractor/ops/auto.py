@@ -5,7 +5,7 @@ plus backward times on a 2-core x86-64 CPU (float32, jax 0.10.2). Other platform
 unmeasured there: `tuning.tune` measures instead of guessing.
 
     weights             condition                                             method
-    (L, D, E) matrices  B T <= 3/4 of `spectral_work` (few, short sequences)  conv
+    (L, D, E) matrices  B T <= 0.62 `spectral_work` (few, short sequences)  conv
                         otherwise                                             spectral
     (L, D) channels     T <= 64                                               toeplitz
                         otherwise                                             spectral
@@ -25,7 +25,7 @@ from jax_extractor.ops.spectral_plan import spectral_work
 
 CHANNEL_TOEPLITZ_UNTIL = 64
 SCALAR_TOEPLITZ_UNTIL = 384
-DIRECT_UNTIL = 0.75
+DIRECT_UNTIL = 0.62
 
 # What `tuning.tune` measured: (platform, x shape, w shape, dtype) -> method.
 Key = tuple[str, tuple[int, ...], tuple[int, ...], str]

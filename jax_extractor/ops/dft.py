@@ -31,6 +31,10 @@ from jax import lax
 from jax_extractor.shapes import Array, Float
 
 
+# The second stage's pass over the data costs as much as this many multiplications per point.
+SECOND_PASS = 32
+
+
 class Dft(NamedTuple):
     """A transform of N = n1 * n2 points, in products of the given precision."""
 
@@ -122,17 +126,25 @@ def times_minus_i(z_hat: Array, axis: int = 1) -> Array:
 
 @functools.lru_cache(maxsize=1024)
 def plan_points(points: int) -> tuple[int, int]:
-    """(N1, N2) with N = N1 N2 >= points and the least 2 N1 + 4 N2 multiplications, padding counted.
+    """(N1, N2) with N = N1 N2 >= points and the least `transform_cost`, padding counted.
 
-    Sizes beyond 8 are multiples of 8, whole vector registers. A second stage must save what its
-    pass over the data costs, about 32 multiplications an element.
+    A second stage must save what its pass over the data costs. Sizes beyond 8 are multiples of 8, whole vector registers.
     """
     best = None
     for n2 in [*range(1, 9), *range(16, 257, 8)]:
         n1 = -(-points // n2)
         n1 += -n1 % 8 if n1 > 8 else 0
-        cost = n1 * n2 * (2 * n1 + (4 * n2 + 32 if n2 > 1 else 0))
+        cost = n1 * n2 * (transform_cost(n1, n2) + (SECOND_PASS if n2 > 1 else 0))
         if best is None or cost < best[0]:
             best = (cost, n1, n2)
     assert best is not None
     return best[1], best[2]
+
+
+def transform_cost(n1: int, n2: int) -> int:
+    """The time of a transform's products, per point, in multiplications of the first stage.
+
+    The first stage has 2 N1 of them, wide products; the second 4 N2, in products so small that each
+    costs as much as 4.5. Measured on a 2-core x86-64 CPU, float32, jax 0.10.2.
+    """
+    return 2 * n1 + 18 * n2 * (n2 > 1)

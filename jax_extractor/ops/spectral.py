@@ -195,10 +195,15 @@ def input_cotangent(ybar, w, plan: Plan):
     batch, time, _ = ybar.shape
     y_hat = spectrum(ybar / plan.dft.points, plan)
     y_mat = y_matrix(y_hat)
+    y_turned = y_mat.swapaxes(1, 2)
 
     def columns_of(start, size):
         w_mat = w_matrix(w, start, size, plan, y_hat.dtype)
-        return x_from_matrix(per_frequency(y_mat, w_mat, 2, 2, plan), plan.w_blocks, batch)
+        if w_mat.shape[1] > y_mat.shape[1]:  # turn the smaller matrix, Y once or W in the product
+            columns = per_frequency(w_mat, y_turned, 2, 1, plan).swapaxes(1, 2)
+        else:
+            columns = per_frequency(y_mat, w_mat, 2, 2, plan)
+        return x_from_matrix(columns, plan.w_blocks, batch)
 
     def put(x_hat, start, columns):
         return lax.dynamic_update_slice_in_dim(x_hat, columns, start, axis=4)

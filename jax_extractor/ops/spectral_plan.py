@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jax_extractor.ops.dft import Dft, plan_points
+from jax_extractor.ops.dft import Dft, plan_points, transform_cost
 
 # The part of W's spectrum that is alive at a time. A few MB stay in a CPU's cache, but every part
 # also passes over Y's spectrum once. Accelerators have no such cliff; there the part only bounds the
@@ -43,8 +43,12 @@ def make_plan(x_shape, w_shape, precision) -> Plan:
 
 
 def block_length(x_shape, length: int) -> int:
-    """The block length of the least `spectral_work`; short blocks make products too small."""
-    blocks = range(1, max(1, min(16, length // SMALLEST_BLOCK)) + 1)
+    """The block length of the least `spectral_work`, of L halved some times.
+
+    Other divisions need padding, a copy of w: 13 blocks took a third longer than 8. Short blocks
+    make products too small.
+    """
+    blocks = [1] + [b for b in (2, 4, 8, 16) if length >= b * SMALLEST_BLOCK]
     best = min(blocks, key=lambda b: _work(x_shape, length, b))
     return -(-length // best)
 
@@ -52,9 +56,9 @@ def block_length(x_shape, length: int) -> int:
 def spectral_work(x_shape, length: int) -> float:
     """Estimated multiplications per element of w (L, D, E), all blocks and passes weighed in.
 
-    Transforms cost 2 N1 + 4 N2 and get cheaper with shorter blocks; the products per frequency cost
-    4 B for every block of x (block Toeplitz, its zeros multiplied too) and get dearer. Touching w
-    and its spectrum costs as much as PASS_COST multiplications.
+    Transforms get cheaper with shorter blocks; the 4 B products per frequency and block of x
+    (block Toeplitz, its zeros multiplied too), small ones that cost twice their count, get dearer.
+    Touching w and its spectrum costs as much as PASS_COST multiplications.
     """
     block = block_length(x_shape, length)
     return _work(x_shape, length, -(-length // block)) / length
@@ -62,8 +66,8 @@ def spectral_work(x_shape, length: int) -> float:
 
 def _work(x_shape, length: int, blocks: int) -> int:
     n1, n2 = plan_points(-(-length // blocks))
-    products = 4 * x_shape[0] * -(-x_shape[1] // (n1 * n2))
-    return blocks * n1 * n2 * (2 * n1 + 4 * n2 * (n2 > 1) + PASS_COST + products)
+    products = 8 * x_shape[0] * -(-x_shape[1] // (n1 * n2))
+    return blocks * n1 * n2 * (transform_cost(n1, n2) + PASS_COST + products)
 
 
 def multiplications(x_shape, w_shape) -> int:
