@@ -200,4 +200,3 @@ def _logits(plan: Plan, q_t, row, rng, i):
     key = None if rng is None else jax.random.fold_in(rng, i)
     s = scores(q_t, x.k, x.scale)
     return x, key, s, hide(mixed_logits(s, x.pre, x.bias, plan.rates[0], key), allowed)
-

@@ -30,7 +30,6 @@ from jax import lax
 
 from jax_extractor.shapes import Array, Float
 
-
 # The second stage's pass over the data costs as much as this many multiplications per point.
 SECOND_PASS = 32
 
@@ -128,7 +127,8 @@ def times_minus_i(z_hat: Array, axis: int = 1) -> Array:
 def plan_points(points: int) -> tuple[int, int]:
     """(N1, N2) with N = N1 N2 >= points and the least `transform_cost`, padding counted.
 
-    A second stage must save what its pass over the data costs. Sizes beyond 8 are multiples of 8, whole vector registers.
+    A second stage must save what its pass over the data costs. Sizes beyond 8 are multiples of 8,
+    whole vector registers.
     """
     best = None
     for n2 in [*range(1, 9), *range(16, 257, 8)]:
