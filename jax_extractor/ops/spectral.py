@@ -8,8 +8,8 @@ second half. In the transform of `dft` the second half is a factor i, so both ar
 
 Short blocks make the transforms cheap and the products many; `block_length` weighs the two. A
 window (T > L) is only more blocks of x: w is never padded to T. The transform of w is made, used
-and dropped for a few input features at a time: those few stay in the cache, and no array of the
-size of W's spectrum is ever stored.
+and dropped for some input features at a time (`spectral_plan`): where W is large, no array of the
+size of its spectrum is ever stored.
 
 The three maps of the trilinear form sum(y ybar) — y(x, w), xbar(ybar, w), wbar(x, ybar) — are each
 written out below, since each is the derivative of the others (`trilinear`).
