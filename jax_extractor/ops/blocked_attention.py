@@ -174,13 +174,13 @@ def _backward_rule(plan: Plan, residuals, do):
 
         mine = slice(group.start, group.stop)
         mine_softmax = jax.tree.map(lambda x, mine=mine: x[mine], softmax)
+        # Turned here and not in the loop, where XLA would fold it into the product again.
         turned = (turn(by_row[0].q), turn(do[mine]))
         rows = (jnp.arange(group.start, group.stop), turned, do[mine], mine_softmax, by_row)
-        mine, row_grads = lax.scan(block, take_group(sums, sum_cuts, group), rows)
-        sums = put_group(sums, mine, sum_cuts, group)
+        group_sums, row_grads = lax.scan(block, take_group(sums, sum_cuts, group), rows)
+        sums = put_group(sums, group_sums, sum_cuts, group)
         parts.append(row_grads)
-    row_grads = join_groups(parts, row_cuts, plan.keys)
-    grads = join(row_grads, sums)
+    grads = join(join_groups(parts, row_cuts, plan.keys), sums)
     return jax.tree.map(lambda g, x: g.astype(x.dtype), grads, inputs), None, None
 
 

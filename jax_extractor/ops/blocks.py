@@ -85,7 +85,7 @@ def put_group(tree, part, cuts, group: Group):
     def put(x: Array, y: Array, tiling: Tiling) -> Array:
         if tiling.column is None:
             return y
-        return jax.lax.dynamic_update_slice_in_dim(x, y, 0, axis=tiling.column + x.ndim)
+        return jax.lax.dynamic_update_slice_in_dim(x, y, 0, axis=tiling.column)
 
     return jax.tree.map(put, tree, part, cuts)
 

@@ -9,9 +9,9 @@ from jax_extractor.ops.dft import Dft, plan_points, transform_cost
 
 # Of W's spectrum only the part of some input features, a chunk, is alive at a time. On CPU a chunk is
 # so large that a product per frequency sums over SUMMED rows of W (2 · blocks · features): half of
-# that took up to a third longer, and twice of it gained nothing (2-core x86-64, float32, jax
-# 0.10.2, as are the two constants of the cost model). Accelerators take chunks of CHUNK_BYTES, which
-# bounds the memory everywhere.
+# that took a tenth to a third longer, and twice of it gained nothing (2-core x86-64 CPU, float32,
+# jax 0.10.2; so were the constants of the cost model found). Accelerators take chunks of CHUNK_BYTES,
+# which bounds the memory everywhere.
 SUMMED = 128
 CHUNK_BYTES = 512 << 20
 SMALLEST_BLOCK = 32

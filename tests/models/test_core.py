@@ -50,7 +50,8 @@ def close(got, expected, tolerance=1e-5):
     np.testing.assert_allclose(got, expected, rtol=0, atol=tolerance * np.abs(expected).max())
 
 
-def trees_close(got, expected, tolerance=1e-5):
+def assert_trees_close(got, expected, tolerance=1e-5):
+    """Relative to the largest value of each leaf."""
     assert jax.tree.structure(got) == jax.tree.structure(expected)
     for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(expected), strict=True):
         close(a, b, tolerance)
@@ -219,9 +220,9 @@ def test_scanned_layers_equal_unrolled_ones(mixer, remat):
     shapes = jax.eval_shape(Core(scanned).init, jax.random.key(0), rows())
     assert jax.tree.map(jnp.shape, stacked) == jax.tree.map(jnp.shape, shapes)
     scanned_params, scanned_inputs, scanned_outputs = run(scanned, stacked)
-    trees_close(scanned_outputs, outputs)
+    assert_trees_close(scanned_outputs, outputs)
     close(scanned_inputs, inputs)
-    trees_close(scanned_params, stack_layers(params))
+    assert_trees_close(scanned_params, stack_layers(params))
 
 
 def test_scanned_layers_start_different_and_at_the_unrolled_scale():
@@ -239,7 +240,7 @@ def test_remat_changes_no_output_and_no_gradient():
     """With dropout, whose masks the backward pass has to draw again."""
     config, key = config_of(dropout=0.5), jax.random.key(5)
     variables = random_variables(Core(config), rows())
-    trees_close(
+    assert_trees_close(
         run(dataclasses.replace(config, remat=True), variables, key), run(config, variables, key)
     )
 

@@ -62,10 +62,7 @@ def one_step(batch, accumulate=1, config=MODEL, step=0):
     return float(metrics["loss"]), after.opt_state
 
 
-def assert_trees_close(got, want, rtol=2e-5, atol=1e-6):
-    got, want = jax.tree.leaves(got), jax.tree.leaves(want)
-    for a, b in zip(got, want, strict=True):
-        np.testing.assert_allclose(a, b, rtol=rtol, atol=atol)
+assert_trees_close = partial(chex.assert_trees_all_close, rtol=2e-5, atol=1e-6)
 
 
 def test_loss_and_gradients_against_a_plain_reference():
