@@ -22,6 +22,7 @@ convolution of the number-theoretic literature. This arrangement is our own.
 """
 
 import functools
+import itertools
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -35,15 +36,37 @@ SECOND_PASS = 32
 
 
 class Dft(NamedTuple):
-    """A transform of N = n1 * n2 points, in products of the given precision."""
+    """A transform of N = n1 * n2 points, in products of the given precision.
+
+    To all frequencies, or to those of `groups` (first, last) of the N1 values of k1.
+    """
 
     n1: int
     n2: int
     precision: Any = None
+    groups: tuple[int, int] | None = None
 
     @property
     def points(self) -> int:
         return self.n1 * self.n2
+
+    @property
+    def k1(self) -> slice:
+        return slice(*(self.groups or (0, self.n1)))
+
+    @property
+    def k1_count(self) -> int:
+        return self.k1.stop - self.k1.start
+
+    @property
+    def frequencies(self) -> int:
+        return self.k1_count * self.n2
+
+    def split(self, count: int) -> "list[Dft]":
+        """Transforms to about equally many frequencies, together all of them; at most N1."""
+        count = min(count, self.n1)
+        cuts = [self.n1 * i // count for i in range(count + 1)]
+        return [self._replace(groups=g) for g in itertools.pairwise(cuts)]
 
 
 @functools.lru_cache(maxsize=64)
@@ -57,8 +80,8 @@ def _tables(n1: int, n2: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 def _first_stage(dft: Dft, dtype) -> Float[Array, "rows N1"]:
     """(2 N1, N1): rows (k1, real/imaginary)."""
-    table = _tables(dft.n1, dft.n2)[0]
-    rows = np.stack([table.real, table.imag], axis=1).reshape(2 * dft.n1, dft.n1)
+    table = _tables(dft.n1, dft.n2)[0][dft.k1]
+    rows = np.stack([table.real, table.imag], axis=1).reshape(2 * dft.k1_count, dft.n1)
     return jnp.asarray(rows, dtype)
 
 
@@ -68,15 +91,16 @@ def _second_stage(dft: Dft, dtype) -> Float[Array, "N1 rows columns"]:
     Multiplied out on the device from two small tables: as a literal it would fill the program.
     """
     _, twiddles, small = _tables(dft.n1, dft.n2)
+    twiddles = twiddles[dft.k1]
     a, b = (jnp.asarray(t, dtype)[:, None] for t in (twiddles.real, twiddles.imag))
     c, d = (jnp.asarray(t, dtype)[None] for t in (small.real, small.imag))
     real, imaginary = a * c - b * d, a * d + b * c  # (N1, k2, n2)
     rows = [jnp.stack([real, -imaginary], 2), jnp.stack([imaginary, real], 2)]
-    return jnp.stack(rows, 2).reshape(dft.n1, 2 * dft.n2, 2 * dft.n2)
+    return jnp.stack(rows, 2).reshape(dft.k1_count, 2 * dft.n2, 2 * dft.n2)
 
 
 def transform(z: Float[Array, "n *X"], dft: Dft) -> Float[Array, "F 2 *X"]:
-    """Z of every column; z has at most N rows, missing ones are zero. F = N frequencies.
+    """Z of every column; z has at most N rows, missing ones are zero. F = `dft.frequencies`.
 
     The columns' axes are never merged, so that an array sharded over any of them stays so.
     """
@@ -88,17 +112,20 @@ def transform(z: Float[Array, "n *X"], dft: Dft) -> Float[Array, "F 2 *X"]:
         _first_stage(dft, z.dtype), z, (((1,), (0,)), ((), ())), precision=dft.precision
     )
     if dft.n2 > 1:
-        a = _second(dft, a.reshape(dft.n1, 2 * dft.n2, *columns), 2)
-    return a.reshape(dft.points, 2, *columns)
+        a = _second(dft, a.reshape(dft.k1_count, 2 * dft.n2, *columns), 2)
+    return a.reshape(dft.frequencies, 2, *columns)
 
 
 def transposed(z_hat: Float[Array, "F 2 *X"], dft: Dft) -> Float[Array, "n *X"]:
-    """The transposed map of `transform`. Divided by N, it is the real part of the inverse."""
+    """The transposed map of `transform`.
+
+    Divided by N, and summed over parts where `dft` is one, it is the real part of the inverse.
+    """
     columns = z_hat.shape[2:]
-    a = z_hat.reshape(dft.n1, 2 * dft.n2, *columns)
+    a = z_hat.reshape(dft.k1_count, 2 * dft.n2, *columns)
     if dft.n2 > 1:
         a = _second(dft, a, 1)
-    a = a.reshape(2 * dft.n1, dft.n2, *columns)
+    a = a.reshape(2 * dft.k1_count, dft.n2, *columns)
     z = lax.dot_general(
         _first_stage(dft, a.dtype), a, (((0,), (0,)), ((), ())), precision=dft.precision
     )

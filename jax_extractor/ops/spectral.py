@@ -9,7 +9,7 @@ second half. In the transform of `dft` the second half is a factor i, so both ar
 Short blocks make the transforms cheap and the products many; `block_length` weighs the two. A
 window (T > L) is only more blocks of x: w is never padded to T. The transform of w is made, used
 and dropped for some input features at a time (`spectral_plan`): where W is large, no array of the
-size of its spectrum is ever stored.
+size of its spectrum is ever stored. Where it is not, differentiation on CPU keeps the spectrum.
 
 The three maps of the trilinear form sum(y ybar) — y(x, w), xbar(ybar, w), wbar(x, ybar) — are each
 written out below, since each is the derivative of the others (`trilinear`).
@@ -43,7 +43,7 @@ from jax_extractor.ops.dft import (
     transposed,
 )
 from jax_extractor.ops.extraction_methods import accumulation_dtype
-from jax_extractor.ops.spectral_plan import Plan, make_plan
+from jax_extractor.ops.spectral_plan import Plan, make_plan, share_spectrum
 from jax_extractor.ops.trilinear import trilinear_family
 from jax_extractor.shapes import Array, Float
 
@@ -64,9 +64,9 @@ def spectrum(x: Float[Array, "B T D"], plan: Plan) -> Float[Array, "F B 2 C D"]:
 
 def spectrum_transposed(x_hat: Float[Array, "F B 2 C D"], plan: Plan, time: int):
     """The transposed map of `spectrum`: (B, T, D)."""
-    points, batch, _, blocks, features = x_hat.shape
+    _, batch, _, blocks, features = x_hat.shape
     x = transposed(x_hat.swapaxes(1, 2), plan.dft).transpose(1, 2, 0, 3)
-    return x.reshape(batch, blocks * points, features)[:, :time]
+    return x.reshape(batch, blocks * plan.dft.points, features)[:, :time]
 
 
 def x_spectrum(x: Float[Array, "B T D"], plan: Plan) -> Float[Array, "F B 2 C D"]:
@@ -101,18 +101,18 @@ def earlier(z_hat: Float[Array, "F B 2 C D"], blocks: int) -> Float[Array, "F B 
 
 def x_matrix(x_hat: Float[Array, "F B 2 C s"], w_blocks: int) -> Float[Array, "F rows columns"]:
     """X: per frequency, the spectra that meet each block of w, as a real matrix."""
-    points, batch, _, blocks, size = x_hat.shape
+    frequencies, batch, _, blocks, size = x_hat.shape
     met = jnp.stack([later(x_hat, b) for b in range(w_blocks)], axis=4)
     both = jnp.stack([met, times_i(met, axis=2)], axis=4)
-    return both.reshape(points, batch * 2 * blocks, 2 * w_blocks * size)
+    return both.reshape(frequencies, batch * 2 * blocks, 2 * w_blocks * size)
 
 
 def x_from_matrix(
     matrix: Float[Array, "F rows columns"], w_blocks: int, batch: int
 ) -> Float[Array, "F B 2 C s"]:
     """The transposed map of `x_matrix`."""
-    points, rows, columns = matrix.shape
-    shape = points, batch, 2, rows // (2 * batch), 2, w_blocks, columns // (2 * w_blocks)
+    frequencies, rows, columns = matrix.shape
+    shape = frequencies, batch, 2, rows // (2 * batch), 2, w_blocks, columns // (2 * w_blocks)
     both = matrix.reshape(shape)
     met = both[:, :, :, :, 0] + times_minus_i(both[:, :, :, :, 1], axis=2)
     return functools.reduce(jnp.add, [earlier(met[:, :, :, :, b], b) for b in range(w_blocks)])
@@ -129,13 +129,13 @@ def w_matrix(w, start, size: int, plan: Plan, dtype) -> Float[Array, "F columns 
     part = lax.dynamic_slice_in_dim(w, start, size, axis=1).astype(dtype)
     part = jnp.pad(part, ((0, blocks * points - plan.length), (0, 0), (0, 0)))
     part = part.reshape(blocks, points, size, outputs).swapaxes(0, 1)
-    return transform(part, plan.dft).reshape(points, 2 * blocks * size, outputs)
+    return transform(part, plan.dft).reshape(plan.dft.frequencies, 2 * blocks * size, outputs)
 
 
 def w_from_matrix(matrix: Float[Array, "F columns E"], size: int, plan: Plan):
     """The transposed map of `w_matrix`: (L, size, E)."""
     points, blocks, outputs = plan.dft.points, plan.w_blocks, matrix.shape[2]
-    part = transposed(matrix.reshape(points, 2, blocks, size, outputs), plan.dft)
+    part = transposed(matrix.reshape(plan.dft.frequencies, 2, blocks, size, outputs), plan.dft)
     return part.swapaxes(0, 1).reshape(blocks * points, size, outputs)[: plan.length]
 
 
@@ -174,6 +174,24 @@ def over_chunks(features: int, plan: Plan, part_of, merge, carry):
     return carry
 
 
+def over_parts(of_part):
+    """The map that is the sum of what each part of the frequencies adds: of_part(a, b, its plan).
+
+    Like lanes, parts keep more than one core busy.
+    """
+
+    @functools.wraps(of_part)
+    def whole(a, b, plan: Plan):
+        if plan.parts == 1:
+            return of_part(a, b, plan)
+        wide = plan._replace(parts=1, dtype=accumulation_dtype(plan.dtype))
+        terms = [of_part(a, b, wide._replace(dft=dft)) for dft in plan.dft.split(plan.parts)]
+        return functools.reduce(jnp.add, terms)
+
+    return whole
+
+
+@over_parts
 def output(x, w, plan: Plan):
     """y (B, T, E)."""
     _, time, features = x.shape
@@ -190,6 +208,7 @@ def output(x, w, plan: Plan):
     return spectrum_transposed(y_mat.reshape(shape), plan, time) / plan.dft.points
 
 
+@over_parts
 def input_cotangent(ybar, w, plan: Plan):
     """xbar (B, T, D)."""
     batch, time, _ = ybar.shape
@@ -210,9 +229,10 @@ def input_cotangent(ybar, w, plan: Plan):
 
     zero = jnp.zeros((*y_hat.shape[:4], w.shape[1]), y_hat.dtype)
     x_hat = over_chunks(w.shape[1], plan, columns_of, put, zero)
-    return x_spectrum_transposed(x_hat, plan, time).astype(plan.dtype)
+    return x_spectrum_transposed(x_hat, plan, time)
 
 
+@over_parts
 def weight_cotangent(x, ybar, plan: Plan):
     """wbar (L, D, E)."""
     x_hat = x_spectrum(x, plan)
@@ -230,7 +250,9 @@ def weight_cotangent(x, ybar, plan: Plan):
     return over_chunks(x.shape[2], plan, part_of, put, zero)
 
 
-matrix_extract = trilinear_family("spectral", output, input_cotangent, weight_cotangent)
+matrix_extract = trilinear_family(
+    "spectral", output, input_cotangent, weight_cotangent, share_spectrum
+)
 
 
 def spectral_extract(x: Float[Array, "B T D"], w: Float[Array, "L ..."], precision):

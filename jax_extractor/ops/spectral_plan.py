@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from jax_extractor.ops.dft import Dft, plan_points, transform_cost
+from jax_extractor.shapes import Array
 
 # Of W's spectrum only the part of some input features, a chunk, is alive at a time. On CPU a chunk is
 # so large that a product per frequency sums over SUMMED rows of W (2 · blocks · features): half of
@@ -14,6 +15,8 @@ from jax_extractor.ops.dft import Dft, plan_points, transform_cost
 # which bounds the memory everywhere.
 SUMMED = 128
 CHUNK_BYTES = 512 << 20
+# Under differentiation on CPU, a spectrum of W up to this size is made once for both directions.
+SHARED_BYTES = 256 << 20
 SMALLEST_BLOCK = 32
 PASS_COST = 40
 
@@ -24,7 +27,8 @@ class Plan(NamedTuple):
     dft: Dft
     length: int  # L, which xbar and ybar do not tell
     chunk: int  # input features transformed at a time
-    lanes: int = 1  # parts of a chunk that may be computed at the same time
+    lanes: int = 1  # parts of a chunk that may be computed at the same time, their results added
+    parts: int = 1  # parts of the frequencies, likewise
     dtype: Any = jnp.dtype(jnp.float32)  # of x, w and their cotangents; y and ybar are summed wider
 
     @property
@@ -34,15 +38,41 @@ class Plan(NamedTuple):
 
 def make_plan(x_shape, w_shape, precision) -> Plan:
     """Block length and chunk for x (B, T, D) and w (L, D, E)."""
-    length, features, outputs = w_shape
+    length, features, _ = w_shape
     dft = Dft(*plan_points(block_length(x_shape, length)), precision)
-    chunk, lanes = max(1, CHUNK_BYTES // (8 * length * outputs)), 1
-    if jax.default_backend() == "cpu":
-        lanes = 2
+    chunk = max(1, CHUNK_BYTES // spectrum_bytes(1, w_shape))
+    cpu = jax.default_backend() == "cpu"
+    if cpu:
         blocks = -(-length // dft.points)
-        chunk = min(chunk, lanes * max(1, SUMMED // (2 * blocks)))
+        chunk = min(chunk, 2 * max(1, SUMMED // (2 * blocks)))
     chunk = largest_divisor(features, min(features, chunk))
-    return Plan(dft, length, chunk, lanes)
+    lanes, parts = 1, 1
+    if (
+        cpu
+    ):  # two products at a time; parts where one chunk holds all of w, since each part reads it
+        lanes, parts = (1, 2) if chunk == features else (2, 1)
+    return Plan(dft, length, chunk, lanes, parts)
+
+
+def spectrum_bytes(features: int, w_shape) -> int:
+    """The size of the spectrum of that many input features of w (L, D, E)."""
+    return 8 * w_shape[0] * features * w_shape[2]
+
+
+def share_spectrum(plan: Plan, x: Array, w: Array) -> Plan:
+    """The plan of y(x, w) and of its derivatives where both are wanted.
+
+    All input features in one chunk: the transforms of w in the two directions are then the same
+    expressions, which XLA computes once where it compiles both together. That saves one of three
+    transforms and takes the memory of a whole spectrum, so it is done up to SHARED_BYTES; on
+    accelerators chunks are that large anyway. Two lanes as well, unless their terms of y, which are
+    added up, are large beside w.
+    """
+    (batch, time, features), length = x.shape, w.shape[0]
+    if jax.default_backend() != "cpu" or spectrum_bytes(features, w.shape) > SHARED_BYTES:
+        return plan
+    lanes = 2 if length * features > 8 * batch * time else 1
+    return plan._replace(chunk=features, lanes=min(lanes, features), parts=2)
 
 
 def block_length(x_shape, length: int) -> int:

@@ -15,11 +15,12 @@ from jax.interpreters import ad, batching, mlir
 from jax_extractor.ops.extraction_methods import accumulation_dtype
 
 
-def trilinear_family(name: str, output, input_cotangent, weight_cotangent):
+def trilinear_family(name: str, output, input_cotangent, weight_cotangent, differentiated):
     """Returns f(x, w, plan) = output(x, w, plan), differentiable through the three maps.
 
     x, ybar and so on are (B, T, features), w is (L, D, E), `plan` is hashable and carries `length` and the
-    `dtype` of x, w and their cotangents; y and ybar are of its accumulation dtype.
+    `dtype` of x, w and their cotangents; y and ybar are of its accumulation dtype. Where f is
+    differentiated, it and its derivatives are computed by differentiated(plan, x, w) instead.
     """
     y_of = bilinear_primitive(
         f"{name}_output",
@@ -52,6 +53,12 @@ def trilinear_family(name: str, output, input_cotangent, weight_cotangent):
         lambda ct, x, y, plan: xbar_of.bind(y, ct, plan=plan),
         lambda ct, x, y, plan: y_of.bind(x, ct, plan=plan),
     )
+    jvp_of_y = ad.primitive_jvps[y_of]
+
+    def jvp(primals, tangents, *, plan):
+        return jvp_of_y(primals, tangents, plan=differentiated(plan, *primals))
+
+    ad.primitive_jvps[y_of] = jvp
     fold_batch(y_of)
     fold_batch(xbar_of)
     loop_over_batch(wbar_of)
@@ -61,17 +68,22 @@ def trilinear_family(name: str, output, input_cotangent, weight_cotangent):
 def bilinear_primitive(name: str, function, result) -> Primitive:
     """The primitive that computes function(a, b, plan).
 
-    result(a, b, plan) is the shape and dtype of what it gives for those of a and b.
+    result(a, b, plan) is the shape and dtype of what it gives for those of a and b; `function` may
+    give a wider dtype.
     """
     primitive = Primitive(name)
-    primitive.def_impl(jax.jit(function, static_argnames="plan"))
+
+    def typed(a, b, plan):
+        return function(a, b, plan).astype(result(a, b, plan)[1])
+
+    primitive.def_impl(jax.jit(typed, static_argnames="plan"))
 
     def abstract(a, b, *, plan):
         shape, dtype = result(a, b, plan)
         return a.update(shape=shape, dtype=dtype)
 
     primitive.def_abstract_eval(abstract)
-    mlir.register_lowering(primitive, mlir.lower_fun(function, multiple_results=False))
+    mlir.register_lowering(primitive, mlir.lower_fun(typed, multiple_results=False))
     return primitive
 
 

@@ -1,4 +1,4 @@
-"""The spectral method's own business: blocks, chunks, lanes, windows, precision, memory."""
+"""The spectral method's own business: blocks, chunks, lanes, parts, windows, precision, memory."""
 
 import functools
 
@@ -21,6 +21,7 @@ from jax_extractor.ops.spectral_plan import (
     largest_divisor,
     make_plan,
     multiplications,
+    share_spectrum,
 )
 
 pytestmark = pytest.mark.core
@@ -56,6 +57,8 @@ def relative(actual, expected):
         Plan(Dft(9, 1), 24, chunk=2),  # blocks that L does not fill, a chunk left over
         Plan(Dft(4, 2), 24, chunk=4, lanes=2),  # three blocks, two lanes, a rest
         Plan(Dft(4, 2), 24, chunk=1, lanes=3),
+        Plan(Dft(5, 3), 24, chunk=5, parts=2),  # two blocks, parts of unequal size
+        Plan(Dft(7, 1), 24, chunk=2, lanes=2, parts=3),
     ],
 )
 def test_every_plan_gives_the_same_values_and_gradients(plan, time, x64):
@@ -110,9 +113,54 @@ def test_bfloat16_is_transformed_in_float32():
         assert np.sqrt((error[positions] ** 2).mean() / (size[positions] ** 2).mean()) < 2.5e-3
 
 
+def test_cotangents_of_bfloat16_are_rounded_once():
+    """The parts of the frequencies are added before."""
+    x, w = draw((2, 40, 6), (40, 6, 5), dtype=jnp.bfloat16)
+    (y,) = draw((2, 40, 5))
+    plan = Plan(Dft(10, 4), 40, chunk=6, parts=2)
+
+    def cotangents(dtype):
+        extract = functools.partial(matrix_extract, plan=plan._replace(dtype=jnp.dtype(dtype)))
+        return jax.vjp(extract, x.astype(dtype), w.astype(dtype))[1](y)
+
+    for narrow, wide in zip(cotangents(jnp.bfloat16), cotangents(jnp.float32), strict=True):
+        assert narrow.dtype == jnp.bfloat16
+        error, size = np.abs(narrow.astype(jnp.float32) - wide), np.abs(wide)
+        half_a_step = 2.0 ** (np.floor(np.log2(size)) - 8)
+        assert (error <= half_a_step + 1e-5 * size.max()).all()
+
+
+def test_both_directions_share_the_transform_of_the_weights():
+    """As XLA counts: what is saved is at least one transform of w."""
+    x, w, y = draw((1, 64, 160), (64, 160, 8), (1, 64, 8))
+    plan = make_plan(x.shape, w.shape, None)
+    assert plan.chunk < 160
+    plan = share_spectrum(plan, x, w)
+    assert plan.chunk == 160
+
+    def operations(f, *arguments):
+        return jax.jit(f).lower(*arguments).compile().cost_analysis()["flops"]
+
+    def both(x, w, ybar):
+        y, pull_back = jax.vjp(functools.partial(causal_extract, method="spectral"), x, w)
+        return y, pull_back(ybar)
+
+    apart = sum(
+        operations(functools.partial(f, plan=plan), *arguments)
+        for f, arguments in (
+            (output, (x, w)),
+            (input_cotangent, (y, w)),
+            (weight_cotangent, (x, y)),
+        )
+    )
+    n1, n2 = plan.dft.n1, plan.dft.n2
+    assert apart - operations(both, x, w, y) > 2 * w.size * (2 * n1 + 4 * n2 * (n2 > 1))
+
+
 def test_no_array_of_the_size_of_the_weights_spectrum_is_kept(monkeypatch):
     """Forward and backward, the temporary memory stays below the weights' own size."""
     monkeypatch.setattr(spectral_plan, "CHUNK_BYTES", 1 << 18)
+    monkeypatch.setattr(spectral_plan, "SHARED_BYTES", 1 << 18)
     x, w = draw((1, 256, 64), (256, 64, 64))
     extract = functools.partial(causal_extract, method="spectral")
     gradient = jax.jit(jax.grad(lambda x, w: extract(x, w).sum(), (0, 1)))
