@@ -6,7 +6,6 @@ import jax
 import jax.numpy as jnp
 
 from jax_extractor.ops.dft import Dft, plan_points, transform_cost
-from jax_extractor.shapes import Array
 
 # Of W's spectrum only the part of some input features, a chunk, is alive at a time. On CPU a chunk is
 # so large that a product per frequency sums over SUMMED rows of W (2 · blocks · features): half of
@@ -35,6 +34,12 @@ class Plan(NamedTuple):
     def w_blocks(self) -> int:
         return -(-self.length // self.dft.points)
 
+    def split(self) -> "list[Plan]":
+        """One for each part of the frequencies."""
+        if self.parts == 1:
+            return [self]
+        return [self._replace(dft=dft, parts=1) for dft in self.dft.split(self.parts)]
+
 
 def make_plan(x_shape, w_shape, precision) -> Plan:
     """Block length and chunk for x (B, T, D) and w (L, D, E)."""
@@ -59,7 +64,7 @@ def spectrum_bytes(features: int, w_shape) -> int:
     return 8 * w_shape[0] * features * w_shape[2]
 
 
-def share_spectrum(plan: Plan, x: Array, w: Array) -> Plan:
+def share_spectrum(plan: Plan, x_shape, w_shape) -> Plan:
     """The plan of y(x, w) and of its derivatives where both are wanted.
 
     All input features in one chunk: the transforms of w in the two directions are then the same
@@ -68,8 +73,8 @@ def share_spectrum(plan: Plan, x: Array, w: Array) -> Plan:
     accelerators chunks are that large anyway. Two lanes as well, unless their terms of y, which are
     added up, are large beside w.
     """
-    (batch, time, features), length = x.shape, w.shape[0]
-    if jax.default_backend() != "cpu" or spectrum_bytes(features, w.shape) > SHARED_BYTES:
+    (batch, time, features), length = x_shape, w_shape[0]
+    if jax.default_backend() != "cpu" or spectrum_bytes(features, w_shape) > SHARED_BYTES:
         return plan
     lanes = 2 if length * features > 8 * batch * time else 1
     return plan._replace(chunk=features, lanes=min(lanes, features), parts=2)

@@ -20,7 +20,8 @@ def trilinear_family(name: str, output, input_cotangent, weight_cotangent, diffe
 
     x, ybar and so on are (B, T, features), w is (L, D, E), `plan` is hashable and carries `length` and the
     `dtype` of x, w and their cotangents; y and ybar are of its accumulation dtype. Where f is
-    differentiated, it and its derivatives are computed by differentiated(plan, x, w) instead.
+    differentiated, it and its derivatives are computed by differentiated(plan, x's shape, w's shape)
+    instead.
     """
     y_of = bilinear_primitive(
         f"{name}_output",
@@ -56,7 +57,8 @@ def trilinear_family(name: str, output, input_cotangent, weight_cotangent, diffe
     jvp_of_y = ad.primitive_jvps[y_of]
 
     def jvp(primals, tangents, *, plan):
-        return jvp_of_y(primals, tangents, plan=differentiated(plan, *primals))
+        x, w = primals
+        return jvp_of_y(primals, tangents, plan=differentiated(plan, x.shape, w.shape))
 
     ad.primitive_jvps[y_of] = jvp
     fold_batch(y_of)
