@@ -1,8 +1,9 @@
 """Which method `causal_extract(method="auto")` takes, and why.
 
 The rule counts multiplications per element of w and compares; the constants were fitted to forward
-plus backward times on a 2-core x86-64 CPU (float32, jax 0.10.2). Other platforms use the same rule,
-unmeasured there: `tuning.tune` measures instead of guessing.
+plus backward times on a 2-core x86-64 CPU (float32, jax 0.10.2; that of the first row when `spectral`
+took up to a quarter longer). Other platforms use the same rule, unmeasured there: `tuning.tune`
+measures instead of guessing.
 
     weights             condition                                             method
     (L, D, E) matrices  B T <= 0.62 `spectral_work` (few, short sequences)  conv

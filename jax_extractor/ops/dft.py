@@ -63,9 +63,10 @@ class Dft(NamedTuple):
         return self.k1_count * self.n2
 
     def split(self, count: int) -> "list[Dft]":
-        """Transforms to about equally many frequencies, together all of them; at most N1."""
-        count = min(count, self.n1)
-        cuts = [self.n1 * i // count for i in range(count + 1)]
+        """Transforms to about equally many frequencies, together all of its own."""
+        first, last = self.k1.start, self.k1.stop
+        count = min(count, last - first)
+        cuts = [first + (last - first) * i // count for i in range(count + 1)]
         return [self._replace(groups=g) for g in itertools.pairwise(cuts)]
 
 

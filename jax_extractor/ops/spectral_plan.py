@@ -10,9 +10,11 @@ from jax_extractor.ops.dft import Dft, plan_points, transform_cost
 # Of W's spectrum only the part of some input features, a chunk, is alive at a time. On CPU a chunk is
 # so large that a product per frequency sums over SUMMED rows of W (2 · blocks · features): half of
 # that took a tenth to a third longer, and twice of it gained nothing (2-core x86-64 CPU, float32,
-# jax 0.10.2; so were the constants of the cost model found). Accelerators take chunks of CHUNK_BYTES,
-# which bounds the memory everywhere.
+# jax 0.10.2, lanes; so were the constants of the cost model found). Accelerators take chunks of
+# CHUNK_BYTES, which bounds the memory everywhere.
 SUMMED = 128
+# Products of a plan on CPU that may be computed at the same time.
+AT_ONCE = 2
 CHUNK_BYTES = 512 << 20
 # Under differentiation on CPU, a spectrum of W up to this size is made once for both directions.
 SHARED_BYTES = 256 << 20
@@ -49,18 +51,18 @@ def make_plan(x_shape, w_shape, precision) -> Plan:
     cpu = jax.default_backend() == "cpu"
     if cpu:
         blocks = -(-length // dft.points)
-        chunk = min(chunk, 2 * max(1, SUMMED // (2 * blocks)))
+        chunk = min(chunk, AT_ONCE * max(1, SUMMED // (2 * blocks)))
     chunk = largest_divisor(features, min(features, chunk))
     lanes, parts = 1, 1
-    if (
-        cpu
-    ):  # two products at a time; parts where one chunk holds all of w, since each part reads it
-        lanes, parts = (1, 2) if chunk == features else (2, 1)
+    if cpu and chunk == features:
+        parts = AT_ONCE  # each reads all of w, so only where one chunk holds it
+    elif cpu:
+        lanes = AT_ONCE
     return Plan(dft, length, chunk, lanes, parts)
 
 
 def spectrum_bytes(features: int, w_shape) -> int:
-    """The size of the spectrum of that many input features of w (L, D, E)."""
+    """The size of the spectrum of that many input features of w (L, D, E), in float32."""
     return 8 * w_shape[0] * features * w_shape[2]
 
 
@@ -76,8 +78,8 @@ def share_spectrum(plan: Plan, x_shape, w_shape) -> Plan:
     (batch, time, features), length = x_shape, w_shape[0]
     if jax.default_backend() != "cpu" or spectrum_bytes(features, w_shape) > SHARED_BYTES:
         return plan
-    lanes = 2 if length * features > 8 * batch * time else 1
-    return plan._replace(chunk=features, lanes=min(lanes, features), parts=2)
+    lanes = AT_ONCE if length * features > 8 * batch * time else 1
+    return plan._replace(chunk=features, lanes=min(lanes, features), parts=AT_ONCE)
 
 
 def block_length(x_shape, length: int) -> int:
@@ -121,6 +123,16 @@ def multiplications(x_shape, w_shape) -> int:
     x_blocks, w_blocks = batch * -(-time // points), -(-length // points)
     of_w = w_blocks * features * outputs * (transform + 4 * points * x_blocks)
     return of_w + x_blocks * (features + outputs) * transform
+
+
+def saved_multiplications(x_shape, w_shape) -> int:
+    """What y and both cotangents together take less than three maps: a transform of w, if shared."""
+    _, features, outputs = w_shape
+    plan = share_spectrum(make_plan(x_shape, w_shape, None), x_shape, w_shape)
+    if plan.chunk < features:
+        return 0
+    n1, n2, points = plan.dft.n1, plan.dft.n2, plan.dft.points
+    return plan.w_blocks * points * features * outputs * (2 * n1 + 4 * n2 * (n2 > 1))
 
 
 def largest_divisor(n: int, limit: int) -> int:

@@ -20,7 +20,7 @@ def trilinear_family(name: str, output, input_cotangent, weight_cotangent, diffe
 
     x, ybar and so on are (B, T, features), w is (L, D, E), `plan` is hashable and carries `length` and the
     `dtype` of x, w and their cotangents; y and ybar are of its accumulation dtype. Where f is
-    differentiated, it and its derivatives are computed by differentiated(plan, x's shape, w's shape)
+    differentiated in both, it and its derivatives are computed by differentiated(plan, x's shape, w's shape)
     instead.
     """
     y_of = bilinear_primitive(
@@ -58,7 +58,9 @@ def trilinear_family(name: str, output, input_cotangent, weight_cotangent, diffe
 
     def jvp(primals, tangents, *, plan):
         x, w = primals
-        return jvp_of_y(primals, tangents, plan=differentiated(plan, x.shape, w.shape))
+        if not any(isinstance(tangent, ad.Zero) for tangent in tangents):
+            plan = differentiated(plan, x.shape, w.shape)
+        return jvp_of_y(primals, tangents, plan=plan)
 
     ad.primitive_jvps[y_of] = jvp
     fold_batch(y_of)

@@ -67,11 +67,13 @@ def transform_weights(w: Array, x_shape: tuple[int, ...], *, precision=None) -> 
         raise UsageError(f"w is {w.dtype}{list(w.shape)}: give floating matrices (L, D, E)")
     if len(x_shape) < 2 or x_shape[-1] != w.shape[1] or 0 in x_shape:
         raise UsageError(f"x_shape={x_shape} does not fit w {w.shape}: give (..., T, {w.shape[1]})")
-    time, cut = x_shape[-2], w[: x_shape[-2]]
+    time, dtype = x_shape[-2], accumulation_dtype(w.dtype)
+    cut = w[:time].astype(
+        dtype
+    )  # once, so that the cotangents of all parts are added before rounding
     batched = math.prod(x_shape[:-2]), *x_shape[-2:]
     plan = make_plan(batched, cut.shape, resolve_precision(precision))
     plan = share_spectrum(plan, batched, cut.shape)
-    dtype = accumulation_dtype(w.dtype)
     matrices = tuple(w_matrix(cut, 0, w.shape[1], part, dtype) for part in plan.split())
     length, features, outputs = w.shape
     return WeightSpectrum(matrices, plan, time, (length, features, outputs), jnp.dtype(w.dtype))

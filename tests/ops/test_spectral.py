@@ -157,6 +157,19 @@ def test_both_directions_share_the_transform_of_the_weights():
     assert apart - operations(both, x, w, y) > 2 * w.size * (2 * n1 + 4 * n2 * (n2 > 1))
 
 
+def test_nothing_is_shared_where_one_cotangent_alone_is_wanted():
+    x, w = draw((1, 64, 160), (64, 160, 8))
+    plan = make_plan(x.shape, w.shape, None)
+
+    def chunks(arguments):
+        loss = lambda x, w: (matrix_extract(x, w, plan) ** 2).sum()  # noqa: E731
+        equations = jax.make_jaxpr(jax.grad(loss, arguments))(x, w).eqns
+        return {e.params["plan"].chunk for e in equations if "spectral" in e.primitive.name}
+
+    assert chunks(0) == chunks(1) == {plan.chunk}
+    assert chunks((0, 1)) == {160} != {plan.chunk}
+
+
 def test_no_array_of_the_size_of_the_weights_spectrum_is_kept(monkeypatch):
     """Forward and backward, the temporary memory stays below the weights' own size."""
     monkeypatch.setattr(spectral_plan, "CHUNK_BYTES", 1 << 18)
