@@ -62,6 +62,11 @@ class Dft(NamedTuple):
     def frequencies(self) -> int:
         return self.k1_count * self.n2
 
+    @property
+    def multiplications(self) -> int:
+        """Multiply-adds per point, where all frequencies are wanted."""
+        return 2 * self.n1 + 4 * self.n2 * (self.n2 > 1)
+
     def split(self, count: int) -> "list[Dft]":
         """Transforms to about equally many frequencies, together all of its own."""
         first, last = self.k1.start, self.k1.stop

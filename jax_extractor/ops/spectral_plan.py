@@ -8,9 +8,9 @@ import jax.numpy as jnp
 from jax_extractor.ops.dft import Dft, plan_points, transform_cost
 
 # Of W's spectrum only the part of some input features, a chunk, is alive at a time. On CPU a chunk is
-# so large that a product per frequency sums over SUMMED rows of W (2 · blocks · features): half of
-# that took a tenth to a third longer, and twice of it gained nothing (2-core x86-64 CPU, float32,
-# jax 0.10.2, lanes; so were the constants of the cost model found). Accelerators take chunks of
+# so large that a product of a lane sums over SUMMED rows of W (2 · blocks · features) per frequency:
+# half of that took a tenth to a third longer, and twice of it gained nothing (2-core x86-64 CPU,
+# float32, jax 0.10.2; so were the constants of the cost model found). Accelerators take chunks of
 # CHUNK_BYTES, which bounds the memory everywhere.
 SUMMED = 128
 # Products of a plan on CPU that may be computed at the same time.
@@ -38,8 +38,6 @@ class Plan(NamedTuple):
 
     def split(self) -> "list[Plan]":
         """One for each part of the frequencies."""
-        if self.parts == 1:
-            return [self]
         return [self._replace(dft=dft, parts=1) for dft in self.dft.split(self.parts)]
 
 
@@ -79,7 +77,7 @@ def share_spectrum(plan: Plan, x_shape, w_shape) -> Plan:
     if jax.default_backend() != "cpu" or spectrum_bytes(features, w_shape) > SHARED_BYTES:
         return plan
     lanes = AT_ONCE if length * features > 8 * batch * time else 1
-    return plan._replace(chunk=features, lanes=min(lanes, features), parts=AT_ONCE)
+    return plan._replace(chunk=features, lanes=lanes, parts=AT_ONCE)
 
 
 def block_length(x_shape, length: int) -> int:
@@ -117,9 +115,8 @@ def multiplications(x_shape, w_shape) -> int:
     every block of w, and transforms of x's and y's blocks.
     """
     (batch, time, features), (length, _, outputs) = x_shape, w_shape
-    n1, n2 = plan_points(block_length(x_shape, length))
-    points = n1 * n2
-    transform = points * (2 * n1 + 4 * n2 * (n2 > 1))
+    dft = Dft(*plan_points(block_length(x_shape, length)))
+    points, transform = dft.points, dft.points * dft.multiplications
     x_blocks, w_blocks = batch * -(-time // points), -(-length // points)
     of_w = w_blocks * features * outputs * (transform + 4 * points * x_blocks)
     return of_w + x_blocks * (features + outputs) * transform
@@ -131,8 +128,7 @@ def saved_multiplications(x_shape, w_shape) -> int:
     plan = share_spectrum(make_plan(x_shape, w_shape, None), x_shape, w_shape)
     if plan.chunk < features:
         return 0
-    n1, n2, points = plan.dft.n1, plan.dft.n2, plan.dft.points
-    return plan.w_blocks * points * features * outputs * (2 * n1 + 4 * n2 * (n2 > 1))
+    return plan.w_blocks * plan.dft.points * features * outputs * plan.dft.multiplications
 
 
 def largest_divisor(n: int, limit: int) -> int:

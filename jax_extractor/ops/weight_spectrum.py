@@ -68,9 +68,8 @@ def transform_weights(w: Array, x_shape: tuple[int, ...], *, precision=None) -> 
     if len(x_shape) < 2 or x_shape[-1] != w.shape[1] or 0 in x_shape:
         raise UsageError(f"x_shape={x_shape} does not fit w {w.shape}: give (..., T, {w.shape[1]})")
     time, dtype = x_shape[-2], accumulation_dtype(w.dtype)
-    cut = w[:time].astype(
-        dtype
-    )  # once, so that the cotangents of all parts are added before rounding
+    # Widened once, so that the cotangents of all parts are added before they are rounded.
+    cut = w[:time].astype(dtype)
     batched = math.prod(x_shape[:-2]), *x_shape[-2:]
     plan = make_plan(batched, cut.shape, resolve_precision(precision))
     plan = share_spectrum(plan, batched, cut.shape)
